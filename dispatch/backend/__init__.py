@@ -1,0 +1,1 @@
+"""Calling OpenAI-compatible endpoints, and a simulated one."""

@@ -1,0 +1,134 @@
+"""Every exception the package raises on purpose, as one tree.
+
+DispatchError
+├── ConfigurationError      a setting is missing or wrong; names it
+├── ContractError           what was sent does not follow the contract
+│   ├── InvalidRequest      a call's body or options; names the member
+│   └── ContractMismatch    the other side speaks another contract version
+├── FabricError             something between this process and the fabric group
+│   ├── FabricUnavailable   Valkey did not answer; it is not known whether the call was done
+│   ├── LibraryProblem      the function library is missing or another one
+│   ├── PoolUnknown  GroupUnknown  BadArgument  StateConflict  LeaseLost
+│   └── ScriptFault         the library itself failed; names Lua file and line
+├── RequestRefused          not admitted; nothing was queued
+├── RequestEnded            admitted, and ended otherwise than `succeeded`
+└── BackendError            a direct call (no queue) failed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch.contract.reply import Reply
+
+
+class DispatchError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigurationError(DispatchError):
+    """A setting is missing or wrong; the text names it and says what is allowed."""
+
+
+class ContractError(DispatchError):
+    """Something sent or received does not follow the contract."""
+
+
+class InvalidRequest(ContractError):
+    """A call's body or options are wrong. `param` names the member, `status` is the HTTP answer (400 to 422)."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class ContractMismatch(ContractError):
+    """The other side speaks another contract version; nothing was done."""
+
+
+class FabricError(DispatchError):
+    """Base of what can go wrong between this process and the fabric group."""
+
+
+class FabricUnavailable(FabricError):
+    """Valkey did not answer in time or refused the connection. The call may or may not have been done."""
+
+
+class LibraryProblem(FabricError):
+    """The function library on the server is missing or is not this version's; the text names the command to run."""
+
+
+class PoolUnknown(FabricError):
+    """The pool is not configured in this group; `known` lists those that are (at most 20)."""
+
+    def __init__(self, message: str, *, known: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.known = known
+
+
+class GroupUnknown(FabricError):
+    """The group has no configuration yet."""
+
+
+class BadArgument(FabricError):
+    """A function was called with an argument out of its range."""
+
+
+class StateConflict(FabricError):
+    """The request is in a state that does not allow the call."""
+
+
+class LeaseLost(FabricError):
+    """The caller no longer holds the lease; nothing was changed."""
+
+
+class ScriptFault(FabricError):
+    """The Lua library failed; the text names the Lua file and line. Always a bug."""
+
+
+class RequestRefused(DispatchError):
+    """The request was not admitted and nothing is queued.
+
+    `reason` is one of the schema's refusals, `value` what was found, `limit` what is allowed,
+    `retry_after_ms` when to come back (None = unknown).
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        pool_id: str = "",
+        value: int | None = None,
+        limit: int | None = None,
+        retry_after_ms: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        super().__init__(message or f"refused ({reason}): pool {pool_id!r} has {value}, allowed {limit}")
+        self.reason = reason
+        self.pool_id = pool_id
+        self.value = value
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
+
+
+class RequestEnded(DispatchError):
+    """The request was admitted and ended otherwise than `succeeded`; `reply` says how."""
+
+    def __init__(self, reply: Reply) -> None:
+        error = reply.error
+        detail = f": {error.message}" if error is not None else ""
+        super().__init__(f"request {reply.request_id} ended {reply.ending}{detail}")
+        self.reply = reply
+
+
+class BackendError(DispatchError):
+    """A direct call (no queue) did not succeed; `reply` says how."""
+
+    def __init__(self, reply: Reply) -> None:
+        error = reply.error
+        super().__init__(error.message if error is not None else f"the endpoint answered {reply.status}")
+        self.reply = reply

@@ -1,0 +1,81 @@
+"""The small protocol every Valkey client is used through. Nothing above this package knows which client it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from dispatch.errors import FabricError
+from dispatch.fabric.calls import FunctionCall
+
+T = TypeVar("T")
+
+
+class Waiter(Protocol):
+    """A connection of its own for one blocking wait on wake tokens."""
+
+    async def wait(self, key: str, seconds: float) -> bool:
+        """Wait for a token on `key`, at most about `seconds` (never less than 0.05, never for ever).
+
+        Returns whether a token came. Tokens may be lost, so a False means "look again", not "nothing happened".
+        When cancelled or failed the connection is thrown away (an abandoned pop would swallow the next token) and the
+        next call opens a new one.
+
+        Raises:
+            FabricUnavailable: no connection.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection; a wait under way ends with `FabricUnavailable` or False."""
+        ...
+
+
+class Connection(Protocol):
+    """One logical connection to a fabric's Valkey (standalone or cluster), safe for many tasks at once.
+
+    Every method raises `FabricUnavailable` when the server did not answer: for a mutating call it is then unknown
+    whether it was done. Calls are never repeated by the connection itself.
+    """
+
+    async def run(self, group: str, call: FunctionCall[T]) -> T:
+        """Run one function for `group` and decode its answer. Raises the errors `functions.py` names."""
+        ...
+
+    async def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | FabricError]:
+        """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_ms: int) -> None:
+        """Store a string with an expiry."""
+        ...
+
+    async def read_frames(self, key: str, count: int) -> list[bytes]:
+        """Read (not remove) the first `count` elements of a list."""
+        ...
+
+    async def keep_alive(
+        self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
+    ) -> None:
+        """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
+        ...
+
+    async def push_token(self, key: str) -> None:
+        """Hand a wake token on (a gateway that cannot use it gives it back)."""
+        ...
+
+    async def primaries(self) -> list[str]:
+        """Addresses of all primaries, for the admin tool and status pages."""
+        ...
+
+    def waiter(self) -> Waiter:
+        """A waiter with a connection of its own to the same server."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close everything. Repeatable."""
+        ...

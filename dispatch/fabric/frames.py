@@ -1,0 +1,74 @@
+"""Reply frames: what stands in a producer's reply list.
+
+A frame has three parts, divided by newlines: a line of scalars that Lua wrote, the gateway's `ReplyHead` as JSON, and
+the endpoint's body, raw. Lua never reads the second and third part.
+
+    contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from dispatch.contract.envelope import CONTRACT_VERSION
+from dispatch.contract.reply import Reply, ReplyHead
+from dispatch.errors import ContractError, ContractMismatch
+
+_FIELDS = 10
+_HEAD = msgspec.json.Decoder(ReplyHead)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. `by_reference`: the body stands under the reply body key and has to be read from there."""
+
+    sequence: int
+    kind: str
+    by_reference: bool
+    reply: Reply
+
+
+def sequence_of(raw: bytes) -> int:
+    """Return a frame's sequence, also of a frame of another contract.
+
+    Raises:
+        ContractError: it is no frame.
+    """
+    try:
+        return int(raw.split(b"|", 2)[1])
+    except (IndexError, ValueError) as error:
+        raise ContractError(f"not a reply frame: {raw[:40]!r}") from error
+
+
+def decode_frame(raw: bytes) -> Frame:
+    """Decode one frame.
+
+    Raises:
+        ContractMismatch: another contract version wrote it.
+        ContractError: it is no frame, or damaged.
+    """
+    line, _, rest = raw.partition(b"\n")
+    cells = line.decode("utf-8", "replace").split("|")
+    if not cells[0].isdigit():
+        raise ContractError(f"not a reply frame: {raw[:40]!r}")
+    if int(cells[0]) != CONTRACT_VERSION:
+        raise ContractMismatch(f"reply frame of contract {cells[0]}, this process speaks {CONTRACT_VERSION}")
+    if len(cells) != _FIELDS:
+        raise ContractError(f"reply frame with {len(cells)} fields, {_FIELDS} are expected")
+    head, _, body = rest.partition(b"\n")
+    try:
+        reply = Reply(
+            request_id=cells[3],
+            ending=cells[4],
+            pool_id=cells[5],
+            attempt=int(cells[6]),
+            head=_HEAD.decode(head) if head else ReplyHead(),
+            body=body,
+            queue_ms=int(cells[7]) if cells[7] else None,
+            execution_ms=int(cells[8]) if cells[8] else None,
+        )
+        return Frame(int(cells[1]), cells[2], cells[9] == "1", reply)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise ContractError(f"damaged reply frame for request {cells[3]!r}: {error}") from error

@@ -1,0 +1,175 @@
+"""The server's whole surface on one screen: one typed builder per function of the Lua library.
+
+Each returns a `FunctionCall`; a connection runs it. Names equal the Lua files in `lua/functions`.
+Errors of every function (raised by the connection): `PoolUnknown`, `GroupUnknown`, `ContractMismatch`,
+`BadArgument`, `StateConflict`, `LeaseLost`, `LibraryProblem`, `FabricUnavailable`, `ScriptFault`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dispatch.contract.envelope import CONTRACT_VERSION
+from dispatch.fabric import records as r
+from dispatch.fabric.calls import Argument, FunctionCall
+
+_LEASE_FIELDS = 15
+_CLAIM_FIELDS = 6
+
+
+def request_submit(submission: r.Submission) -> FunctionCall[r.Admitted | r.Exists | r.Refused]:
+    """Queue a request, or say why not. The same id and nonce again answers as the first time."""
+    s = submission
+    args: list[Argument] = [
+        CONTRACT_VERSION, s.request_id, s.pool_id, s.producer_id, s.session, s.nonce, s.model,
+        _optional(s.message_count), s.images, s.pages, _optional(s.estimated_cost_units), _optional(s.timeout_ms),
+        s.liveness_ms, s.body_bytes, s.envelope, s.body,
+    ]  # fmt: skip
+    return FunctionCall("request_submit", args, _admission)
+
+
+def request_cancel(request_id: str, *, actor: str, reason: str = "") -> FunctionCall[r.Cancellation]:
+    """End a waiting request at once; flag a running one and tell its gateway. Repeatable."""
+    return FunctionCall("request_cancel", [request_id, actor, reason], _cancellation)
+
+
+def lease_claim(gateway_id: str, dispatcher_id: str, *, nonce: str, want: int) -> FunctionCall[r.Claim]:
+    """Claim up to `want` requests. A repeat with the same nonce lists those leases that are still current."""
+    return FunctionCall("lease_claim", [gateway_id, dispatcher_id, nonce, want], _claim)
+
+
+def lease_settle(
+    gateway_id: str, dispatcher_id: str, *, nonce: str, want: int, items: Sequence[r.Settlement]
+) -> FunctionCall[r.Settled]:
+    """End leases, push their replies and claim up to `want` next ones (0 = none) in the same step."""
+    args: list[Argument] = [gateway_id, dispatcher_id, nonce, want, len(items)]
+    for item in items:
+        args += [
+            item.request_id, item.fence, item.outcome.value, _optional(item.status), item.error_type,
+            item.error_message, item.verdict.value, item.hold_ms, _optional(item.input_tokens),
+            _optional(item.output_tokens), item.head, item.body, int(item.by_reference),
+        ]  # fmt: skip
+    return FunctionCall("lease_settle", args, _settled)
+
+
+def lease_renew(beat: r.Heartbeat) -> FunctionCall[r.Renewal]:
+    """Register, renew every named lease, and learn which are lost, cancelled or unknown to the caller."""
+    args: list[Argument] = [
+        beat.gateway_id, beat.host, beat.pid, beat.version, beat.slots, beat.started_ms, int(beat.draining),
+        len(beat.nonces), *beat.nonces, len(beat.held),
+    ]  # fmt: skip
+    for request_id, fence in beat.held:
+        args += [request_id, fence]
+    return FunctionCall("lease_renew", args, _renewal)
+
+
+def lease_reap(*, limit: int) -> FunctionCall[r.Reaped]:
+    """End or give back leases that ran out, and end requests past their deadline; at most `limit` of each."""
+    return FunctionCall("lease_reap", [limit], _reaped)
+
+
+def reply_ack(producer_id: str, session: str, *, upto: int) -> FunctionCall[r.Acknowledged]:
+    """Trim the producer's frames up to sequence `upto`; only the session that owns the producer may."""
+    return FunctionCall("reply_ack", [producer_id, session, upto], _acknowledged)
+
+
+def group_configure(
+    document: bytes, *, expected_generation: int, actor: str, reason: str, nonce: str
+) -> FunctionCall[r.Configured]:
+    """Apply a whole config (JSON) if the generation in force is `expected_generation` (0 = none yet). All or nothing."""
+    args: list[Argument] = [CONTRACT_VERSION, expected_generation, document, actor, reason, nonce]
+    return FunctionCall("group_configure", args, _configured)
+
+
+def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
+    """Read one section of the group's state: group, config, pools, endpoints, gateways, leases, waiting, request,
+    endings. `subject` is the pool (waiting) or the request id (request). Answers a decoded JSON document.
+    """
+    return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
+
+
+def library_version() -> FunctionCall[r.LibraryVersion]:
+    """Say which library the server runs."""
+    return FunctionCall("library_version", [], _library_version, read_only=True)
+
+
+def _optional(value: int | None) -> Argument:
+    return "" if value is None else value
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _admission(answer: list[Any]) -> r.Admitted | r.Exists | r.Refused:
+    word = _text(answer[0])
+    if word == "ADMITTED":
+        return r.Admitted(deadline_ms=answer[1], server_ms=answer[2])
+    if word == "EXISTS":
+        return r.Exists(state=_text(answer[1]))
+    retry = answer[4]
+    return r.Refused(_text(answer[1]), answer[2], answer[3], None if retry < 0 else retry)
+
+
+def _cancellation(answer: list[Any]) -> r.Cancellation:
+    return r.Cancellation(_text(answer[0]), _text(answer[1]))
+
+
+def _lease(row: list[Any]) -> r.Lease:
+    return r.Lease(
+        request_id=_text(row[0]), pool_id=_text(row[1]), producer_id=_text(row[2]), endpoint_id=_text(row[3]),
+        fence=row[4], attempt=row[5], submitted_ms=row[6], claimed_ms=row[7], deadline_ms=row[8],
+        lease_until_ms=row[9], cost=row[10], body_bytes=row[11], nonce=_text(row[12]), envelope=row[13], body=row[14],
+    )  # fmt: skip
+
+
+def _leases(flat: list[Any]) -> tuple[r.Lease, ...]:
+    return tuple(_lease(flat[at : at + _LEASE_FIELDS]) for at in range(0, len(flat), _LEASE_FIELDS))
+
+
+def _claim(answer: list[Any]) -> r.Claim:
+    return r.Claim(
+        server_ms=answer[0], generation=answer[1], sleep_ms=answer[2], again=answer[3] == 1, ended=answer[4],
+        leases=_leases(answer[_CLAIM_FIELDS : _CLAIM_FIELDS + answer[5] * _LEASE_FIELDS]),
+    )  # fmt: skip
+
+
+def _settled(answer: list[Any]) -> r.Settled:
+    count = answer[0]
+    words = tuple(_text(word) for word in answer[1 : 1 + count])
+    return r.Settled(words, _claim(answer[1 + count :]))
+
+
+def _renewal(answer: list[Any]) -> r.Renewal:
+    at = 3
+    lost = tuple(_text(item) for item in answer[at : at + answer[2]])
+    at += len(lost)
+    cancelled = tuple(_text(item) for item in answer[at + 1 : at + 1 + answer[at]])
+    at += 1 + len(cancelled)
+    return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at + 1 :]))
+
+
+def _reaped(answer: list[Any]) -> r.Reaped:
+    return r.Reaped(answer[0], answer[1], answer[2], answer[3], answer[4] == 1)
+
+
+def _acknowledged(answer: list[Any]) -> r.Acknowledged:
+    if _text(answer[0]) != "OK":
+        return r.Acknowledged(owner=False, trimmed=0, remaining=0)
+    return r.Acknowledged(owner=True, trimmed=answer[1], remaining=answer[2])
+
+
+def _configured(answer: list[Any]) -> r.Configured:
+    word, generation = _text(answer[0]), answer[1]
+    if word == "INVALID":
+        cells = [_text(cell) for cell in answer[2:]]
+        problems = tuple(r.FieldProblem(*cells[at : at + 3]) for at in range(0, len(cells), 3))
+        return r.Configured(word, generation, problems=problems)
+    return r.Configured(word, generation, actor=_text(answer[2]), changed_ms=answer[3])
+
+
+def _library_version(answer: list[Any]) -> r.LibraryVersion:
+    return r.LibraryVersion(answer[0], _text(answer[1]), _text(answer[2]))

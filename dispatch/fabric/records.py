@@ -1,0 +1,225 @@
+"""What the functions take and answer, as frozen records. Times are milliseconds of the server's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Arguments of `request_submit`. `body` is empty when it was stored by SET before (see `body_inline`).
+
+    `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
+    `timeout_ms` None = the pool's default. `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
+    """
+
+    request_id: str
+    pool_id: str
+    producer_id: str
+    session: str
+    nonce: str
+    model: str
+    message_count: int | None
+    images: int
+    pages: int
+    estimated_cost_units: int | None
+    timeout_ms: int | None
+    envelope: bytes
+    body_bytes: int
+    body: bytes = b""
+    liveness_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request is queued (or, for a repeated call, was)."""
+
+    deadline_ms: int
+    server_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """The id is in use by another submit; `state` says where that request is."""
+
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was queued. `reason` is one of the schema's refusals; `retry_after_ms` None = unknown."""
+
+    reason: str
+    value: int
+    limit: int
+    retry_after_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A claimed request. `body` is empty when it has to be read by `body_key` (large ones)."""
+
+    request_id: str
+    pool_id: str
+    producer_id: str
+    endpoint_id: str
+    fence: int
+    attempt: int
+    submitted_ms: int
+    claimed_ms: int
+    deadline_ms: int
+    lease_until_ms: int
+    cost: int
+    body_bytes: int
+    nonce: str
+    envelope: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claim brought. `sleep_ms` = how long the caller may sleep without a wake token; `again` = call at once."""
+
+    server_ms: int
+    generation: int
+    sleep_ms: int
+    again: bool
+    ended: int
+    leases: tuple[Lease, ...]
+
+
+class Outcome(StrEnum):
+    """How a gateway ends a lease. `RELEASE` gives the request back, unexecuted, without counting the attempt."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    LOST = "lost"
+    RELEASE = "release"
+
+
+class Verdict(StrEnum):
+    """What the endpoint's breaker may make of an attempt."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    FAILURE = "failure"
+    BACKPRESSURE = "backpressure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """One item of `lease_settle`. `head` is an encoded `ReplyHead`; `body` is empty when `by_reference`.
+
+    A reply over `inline_reply_bytes` is stored by SET under the reply body key first, then `by_reference` is set.
+    """
+
+    request_id: str
+    fence: int
+    outcome: Outcome
+    status: int | None = None
+    error_type: str = ""
+    error_message: str = ""
+    verdict: Verdict = Verdict.NEUTRAL
+    hold_ms: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    head: bytes = b""
+    body: bytes = b""
+    by_reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Answer of `lease_settle`: one word per item (`OK LEASE_LOST PRODUCER_GONE REQUEUED`), and the next claim."""
+
+    answers: tuple[str, ...]
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Arguments of `lease_renew`: who the gateway is and what it holds. `nonces` = calls whose answer is outstanding."""
+
+    gateway_id: str
+    host: str
+    pid: int
+    version: str
+    slots: int
+    held: tuple[tuple[str, int], ...]
+    nonces: tuple[str, ...] = ()
+    started_ms: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Answer of `lease_renew`. `unknown` are leases the server holds for this gateway and the gateway did not name."""
+
+    server_ms: int
+    generation: int
+    lost: tuple[str, ...]
+    cancelled: tuple[str, ...]
+    unknown: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """Answer of `lease_reap`. `more` = call again, the bound of one call was reached."""
+
+    server_ms: int
+    lost: int
+    requeued: int
+    expired: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """One thing wrong in a config document: where (`pools[3].quantum`), what was found, what is allowed."""
+
+    field: str
+    value: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Answer of `group_configure`. `status` is APPLIED, UNCHANGED, CONFLICT or INVALID.
+
+    For CONFLICT `generation`, `actor` and `changed_ms` are those of the config that is in force.
+    """
+
+    status: str
+    generation: int
+    actor: str = ""
+    changed_ms: int = 0
+    problems: tuple[FieldProblem, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Answer of `reply_ack`. `owner` False = another session owns this producer; `remaining` frames are left."""
+
+    owner: bool
+    trimmed: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Answer of `request_cancel`: CANCELLED (was queued), CANCELLING (runs; owner told), ENDED, UNKNOWN."""
+
+    status: str
+    ending: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryVersion:
+    """What library the server runs."""
+
+    contract: int
+    digest: str
+    version: str

@@ -1,0 +1,1 @@
+"""The SDK that submits calls and hands their replies out."""
