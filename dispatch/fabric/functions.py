@@ -149,7 +149,7 @@ def _renewal(answer: list[Any]) -> r.Renewal:
     at += len(lost)
     cancelled = tuple(_text(item) for item in answer[at + 1 : at + 1 + answer[at]])
     at += 1 + len(cancelled)
-    return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at + 1 :]))
+    return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at:]))
 
 
 def _reaped(answer: list[Any]) -> r.Reaped:

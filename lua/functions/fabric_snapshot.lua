@@ -1,0 +1,60 @@
+--- fabric_snapshot: read one section of the group's state, a page at a time.
+-- Keys:    group root
+-- Args:    section (group config pools endpoints gateways leases waiting endings request), cursor ("" = from the
+--          start), limit (rows), subject (pool for waiting, request_id for request)
+-- Answers: JSON text: server_ms, section, and either the section's own fields (group, config) or rows, cursor ("" = the
+--          end) and truncated
+-- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
+-- Moves:   (none)
+-- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, returned, request, endings
+-- Flags:   no-writes
+-- Cost:    linear in limit
+-- Twice:   reads again
+local faults = require("state.faults")
+local group = require("state.group")
+local schema = require("schema")
+local sections = require("state.sections")
+local state = require("state.step")
+
+local SECTIONS = "group, config, pools, endpoints, gateways, leases, waiting, endings, request"
+
+local function group_text(step, details)
+  local config, record = step.config, step.group
+  local sleeping = 0
+  for _ in pairs(record.sleepers) do sleeping = sleeping + 1 end
+  return cjson.encode({
+    server_ms = step.now, section = "group", generation = details.generation, policy = config.policy,
+    total_concurrent_dispatch = config.total_concurrent_dispatch, max_queued = config.max_queued,
+    cost_min = config.cost_min, cost_max = config.cost_max, lease_ms = config.lease_ms,
+    liveness_ms = config.liveness_ms, pending = record.queued, in_flight = record.in_flight, pools = #details.pools,
+    last_beat_ms = record.last_beat, grace_until_ms = record.grace_until, sleeping_gateways = sleeping,
+    sequence = record.seq, round = record.round,
+  })
+end
+
+local function config_text(step, details)
+  local head = cjson.encode({ server_ms = step.now, section = "config", generation = details.generation,
+    actor = details.actor, reason = details.reason, changed_ms = details.changed_ms })
+  return string.sub(head, 1, -2) .. ',"document":' .. details.document .. "}"
+end
+
+local function run(keys, args)
+  local section, cursor, limit, subject = args[1], args[2] or "", tonumber(args[3]), args[4] or ""
+  if not limit or limit < 1 or limit > schema.limits.snapshot_page_max then
+    return faults.bad_argument("limit", args[3], "1 to " .. schema.limits.snapshot_page_max)
+  end
+  local step = state.begin(keys[1])
+  if not step then return faults.group_unknown(keys[1]) end
+  local details = group.details(keys[1])
+  if section == "group" then return group_text(step, details) end
+  if section == "config" then return config_text(step, details) end
+  local read = sections[section]
+  if not read then return faults.bad_argument("section", section, SECTIONS) end
+  local rows, next_cursor = read(step, details, cursor, limit, subject)
+  local head = cjson.encode({ server_ms = step.now, section = section, cursor = next_cursor,
+    truncated = next_cursor ~= "" })
+  local body = #rows > 0 and cjson.encode(rows) or "[]"
+  return string.sub(head, 1, -2) .. ',"rows":' .. body .. "}"
+end
+
+return { run = run }

@@ -1,0 +1,97 @@
+--- group_configure: validate and apply a whole config, if the generation in force is the expected one. All or nothing.
+-- Keys:    group root
+-- Args:    contract, expected_generation (0 = never configured), document (JSON), actor, reason, nonce
+-- Answers: APPLIED generation actor changed_ms | UNCHANGED generation actor changed_ms |
+--          CONFLICT generation actor changed_ms | INVALID generation, then per problem: field value message
+-- Errors:  CONTRACT_MISMATCH
+-- Moves:   (none)
+-- Touches: group, pool, endpoint, generations, events, rotation, kept, heads, waiting, requests, returned, wake
+-- Flags:   (none)
+-- Cost:    linear in the pools; those that changed are placed anew
+-- Twice:   same nonce: APPLIED again; another nonce with the same expectation: CONFLICT
+local config = require("lib.config")
+local events = require("state.events")
+local faults = require("state.faults")
+local group = require("state.group")
+local placement = require("state.placement")
+local pools = require("state.pools")
+local schema = require("schema")
+local state = require("state.step")
+
+local MAX_PROBLEMS = 50
+
+local function invalid(generation, problems)
+  local answer = { "INVALID", generation }
+  for index = 1, math.min(#problems, MAX_PROBLEMS) do
+    local problem = problems[index]
+    answer[#answer + 1], answer[#answer + 2] = problem.field, problem.value
+    answer[#answer + 1] = problem.message
+  end
+  return answer
+end
+
+local function by_id(list, id_field)
+  local found = {}
+  for _, item in ipairs(list) do found[item[id_field]] = item end
+  return found
+end
+
+-- A pool that is left out must be empty: its requests would be stranded.
+local function check_removed(step, details, wanted, problems)
+  for _, name in ipairs(details.pools) do
+    local pool = pools.get(step, name)
+    local record = pool and pool.record
+    if record and not wanted[name] and (record.depth > 0 or record.in_flight > 0) then
+      problems[#problems + 1] = { field = "pools", value = name, message = string.format(
+        "cannot be removed: %d wait and %d run in it; drain it first", record.depth, record.in_flight) }
+    end
+  end
+end
+
+local function group_config(document, generation)
+  local found = { generation = generation }
+  for name, value in pairs(document) do
+    if type(value) ~= "table" then found[name] = value end
+  end
+  return found
+end
+
+local function run(keys, args)
+  local root, expected, actor, reason, nonce = keys[1], tonumber(args[2]), args[4], args[5], args[6]
+  if tonumber(args[1]) ~= schema.contract.version then
+    return faults.contract_mismatch(args[1], schema.contract.version)
+  end
+  local details = group.details(root)
+  if details.nonce == nonce then return { "APPLIED", details.generation, details.actor, details.changed_ms } end
+  if details.generation ~= expected then
+    return { "CONFLICT", details.generation, details.actor, details.changed_ms }
+  end
+  local decoded, source = pcall(cjson.decode, args[3])
+  if not decoded then
+    local shown = string.sub(args[3], 1, 60)
+    return invalid(details.generation, { { field = "document", value = shown, message = "not JSON" } })
+  end
+  local document, problems = config.normalise(source)
+  local step = state.begin(root) or placement.first_step(root)
+  local wanted, served = by_id(document.pools, "pool_id"), by_id(document.endpoints, "endpoint_id")
+  if #problems == 0 then check_removed(step, details, wanted, problems) end
+  if #problems > 0 then return invalid(details.generation, problems) end
+  local text = config.encode(document)
+  if text == details.document then return { "UNCHANGED", details.generation, details.actor, details.changed_ms } end
+
+  local generation = details.generation + 1
+  local old_config = step.config
+  step.config = group_config(document, generation)
+  placement.apply(step, old_config, details, { pools = document.pools, endpoints = document.endpoints,
+    wanted = wanted, served = served })
+  local names, addresses = {}, {}
+  for index, pool in ipairs(document.pools) do names[index] = pool.pool_id end
+  for index, endpoint in ipairs(document.endpoints) do addresses[index] = endpoint.endpoint_id end
+  group.save_generation(root, step.config, { document = text, generation = generation, actor = actor, reason = reason,
+    changed_ms = step.now, nonce = nonce, pools = names, endpoints = addresses })
+  events.append(root, step.now, "config", { "generation", generation, "actor", actor, "reason", reason })
+  state.save(step)
+  return { "APPLIED", generation, actor, step.now }
+end
+
+return { run = run }

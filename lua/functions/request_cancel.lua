@@ -1,0 +1,41 @@
+--- request_cancel: end a waiting request at once; ask the gateway of a running one to stop.
+-- Keys:    group root
+-- Args:    request_id, actor, reason
+-- Answers: CANCELLED "" | CANCELLING gateway | ENDED ending | UNKNOWN ""
+-- Errors:  GROUP_UNKNOWN
+-- Moves:   queued -> ended
+-- Touches: group, pool, request, request_body, requests, deadlines, rotation, replies, endings, wake_gateway
+-- Flags:   allow-oom
+-- Cost:    constant (the entry becomes a tombstone)
+-- Twice:   ENDED cancelled, or CANCELLING again
+local endings = require("state.endings")
+local faults = require("state.faults")
+local pools = require("state.pools")
+local queue = require("state.queue")
+local requests = require("state.requests")
+local rotation = require("state.rotation")
+local state = require("state.step")
+local wake = require("state.wake")
+
+local function run(keys, args)
+  local step = state.begin(keys[1])
+  if not step then return faults.group_unknown(keys[1]) end
+  local id, actor, reason = args[1], args[2], args[3] or ""
+  local request = requests.get(step, id)
+  if not request then return { "UNKNOWN", "" } end
+  if request.state == "ended" then return { "ENDED", request.ending or "" } end
+  if request.state == "leased" then
+    requests.flag_cancel(step, id, actor)
+    wake.ring_gateway(step, request.gateway)
+    return { "CANCELLING", request.gateway }
+  end
+  local pool = pools.get(step, request.pool)
+  queue.bury(step, pool, request.bytes)
+  local message = "cancelled by " .. actor .. (reason ~= "" and ": " .. reason or "")
+  endings.finish(step, request, "cancelled", { error_type = "cancelled", error_message = message })
+  rotation.lost_work(step, pool)
+  state.save(step)
+  return { "CANCELLED", "" }
+end
+
+return { run = run }

@@ -1,0 +1,256 @@
+--- A group's config document: fields, defaults, bounds, and what does not fit together. Pure: a document in, a
+-- normalised document and a list of problems out. Every problem names field, value and what is allowed.
+local names = require("lib.names")
+local schema = require("schema")
+
+local config = {}
+
+local HOUR_MS = 3600000
+local HUGE = 2 ^ 40
+
+-- Each field: name, kind, default, and for whole numbers the bounds. `optional` numbers may be absent or null.
+local GROUP_FIELDS = {
+  { "policy", "word", "drr", { "drr", "fifo" } },
+  { "total_concurrent_dispatch", "whole", 8, 0, 100000 },
+  { "default_endpoint", "name", "" },
+  { "max_queued", "whole", 100000, 1, HUGE },
+  { "max_payload_bytes", "whole", 16777216, 1, 536870912 },
+  { "cost_min", "whole", 1, 1, 1000000 },
+  { "cost_max", "whole", 16, 1, 1000000 },
+  { "lease_ms", "whole", 30000, 300, HOUR_MS },
+  { "liveness_ms", "whole", 30000, 300, HOUR_MS },
+  { "retention_ms", "whole", 60000, 1000, 24 * HOUR_MS },
+  { "reply_ttl_ms", "whole", 300000, 1000, 24 * HOUR_MS },
+}
+local POOL_FIELDS = {
+  { "pool_id", "name" },
+  { "display_name", "text", "" },
+  { "quantum", "whole", 1, 1, 1000000 },
+  { "min_concurrent", "whole", 0, 0, 100000 },
+  { "max_concurrent", "optional", nil, 1, 100000 },
+  { "max_burst_per_visit", "optional", nil, 1, 100000 },
+  { "enabled", "flag", true },
+  { "endpoint", "name", "" },
+  { "endpoint_url", "text", "" },
+  { "delivery", "word", "at_most_once", { "at_most_once", "at_least_once" } },
+  { "max_attempts", "optional", nil, 1, 100 },
+  { "max_queue_depth", "whole", 10000, 0, HUGE },
+  { "max_queue_bytes", "whole", 268435456, 0, HUGE },
+  { "default_timeout_ms", "whole", 600000, 1, 24 * HOUR_MS },
+  { "max_timeout_ms", "whole", HOUR_MS, 1, 24 * HOUR_MS },
+}
+local ENDPOINT_FIELDS = {
+  { "endpoint_id", "name" },
+  { "url", "text" },
+  { "api_key_env", "text", "" },
+  { "api_key_file", "text", "" },
+  { "max_concurrent", "optional", nil, 1, 100000 },
+  { "connect_timeout_ms", "whole", 5000, 1, HOUR_MS },
+  { "first_byte_timeout_ms", "whole", 600000, 1, HOUR_MS },
+  { "idle_timeout_ms", "whole", 120000, 1, HOUR_MS },
+  { "use_proxy", "flag", false },
+}
+
+local function show(value)
+  if value == nil or value == cjson.null then return "nothing" end
+  if type(value) == "table" then return cjson.encode(value) end
+  return tostring(value)
+end
+
+local function note(problems, field, value, message)
+  problems[#problems + 1] = { field = field, value = string.sub(show(value), 1, 200), message = message }
+end
+
+local checks = {}
+
+function checks.whole(value, field)
+  local low, high = field[4], field[5]
+  if type(value) == "number" and value == math.floor(value) and value >= low and value <= high then return nil end
+  return string.format("a whole number from %.0f to %.0f", low, high)
+end
+
+checks.optional = checks.whole
+
+function checks.flag(value)
+  if type(value) == "boolean" then return nil end
+  return "true or false"
+end
+
+function checks.text(value)
+  if type(value) == "string" and #value <= 2048 then return nil end
+  return "text of at most 2048 bytes"
+end
+
+function checks.name(value, field)
+  if type(value) == "string" and (names.valid(value) or (value == "" and field[3] == "")) then return nil end
+  return names.ALLOWED
+end
+
+function checks.word(value, field)
+  for _, word in ipairs(field[4]) do
+    if value == word then return nil end
+  end
+  return "one of " .. table.concat(field[4], ", ")
+end
+
+-- Take the known fields of `source`, with defaults; note wrong and unknown ones.
+local function read(source, fields, path, problems, also)
+  local found = {}
+  if type(source) ~= "table" then
+    note(problems, path, source, "an object")
+    return found
+  end
+  local known = also or {}
+  for _, field in ipairs(fields) do
+    local name, value = field[1], source[field[1]]
+    known[name] = true
+    if value == cjson.null then value = nil end
+    if value == nil and field[2] ~= "optional" then
+      value = field[3]
+      if value == nil then note(problems, path .. name, nil, "required") end
+    elseif value ~= nil then
+      local allowed = checks[field[2]](value, field)
+      if allowed then note(problems, path .. name, value, "allowed: " .. allowed) end
+    end
+    found[name] = value
+  end
+  for name, value in pairs(source) do
+    if not known[name] then note(problems, path .. tostring(name), value, "unknown field") end
+  end
+  return found
+end
+
+-- Read a list of objects that are named by `id_field`; duplicates are noted.
+local function read_list(source, list_name, fields, problems)
+  local list, by_id = {}, {}
+  local items = source[list_name]
+  if items == nil or items == cjson.null then return list, by_id end
+  if type(items) ~= "table" or (next(items) ~= nil and #items == 0) then
+    note(problems, list_name, items, "allowed: a list")
+    return list, by_id
+  end
+  local id_field = fields[1][1]
+  for index, item in ipairs(items) do
+    local path = string.format("%s[%d].", list_name, index - 1)
+    local found = read(item, fields, path, problems)
+    local id = found[id_field]
+    if id and by_id[id] then note(problems, path .. id_field, id, "used twice") end
+    if type(id) == "string" then by_id[id] = found end
+    list[#list + 1] = found
+  end
+  return list, by_id
+end
+
+local function check_url(url, field, problems)
+  if type(url) ~= "string" then return end
+  local authority = string.match(url, "^https?://([^/?#]+)")
+  if not authority or string.find(url, "[?#%s]") then
+    note(problems, field, string.gsub(url, "//[^/]*@", "//"), "allowed: http(s)://host[:port][/path], no query")
+  elseif string.find(authority, "@", 1, true) then
+    note(problems, field, string.gsub(url, "//[^/]*@", "//"), "credentials do not belong here: use api_key_env")
+  end
+end
+
+-- Resolve each pool's endpoint: its own URL, a named one, or the group's default.
+local function resolve_endpoints(document, endpoints, by_id, problems)
+  for index, pool in ipairs(document.pools) do
+    local path = string.format("pools[%d].", index - 1)
+    if type(pool.endpoint_url) == "string" and pool.endpoint_url ~= "" then
+      check_url(pool.endpoint_url, path .. "endpoint_url", problems)
+      if pool.endpoint ~= "" and pool.endpoint ~= "pool." .. tostring(pool.pool_id) then
+        note(problems, path .. "endpoint", pool.endpoint, "give endpoint or endpoint_url, not both")
+      end
+      pool.endpoint = "pool." .. tostring(pool.pool_id)
+      if not by_id[pool.endpoint] then
+        local own = read({ endpoint_id = pool.endpoint, url = pool.endpoint_url }, ENDPOINT_FIELDS, path, problems)
+        by_id[pool.endpoint], endpoints[#endpoints + 1] = own, own
+      end
+      by_id[pool.endpoint].url = pool.endpoint_url
+    elseif pool.endpoint == "" then
+      pool.endpoint = document.default_endpoint
+    elseif not by_id[pool.endpoint] then
+      note(problems, path .. "endpoint", pool.endpoint, "no endpoint has this id")
+    end
+  end
+end
+
+local function check_group(document, endpoints, by_id, problems)
+  if document.total_concurrent_dispatch == 0 then document.total_concurrent_dispatch = 8 end
+  if document.default_endpoint == "" then
+    document.default_endpoint = (by_id["default"] or endpoints[1] or {}).endpoint_id or "default"
+  elseif not by_id[document.default_endpoint] then
+    note(problems, "default_endpoint", document.default_endpoint, "no endpoint has this id")
+  end
+  if type(document.cost_min) == "number" and type(document.cost_max) == "number"
+    and document.cost_min > document.cost_max then
+    note(problems, "cost_min", document.cost_min, "allowed: at most cost_max (" .. show(document.cost_max) .. ")")
+  end
+end
+
+local function check_pools(document, problems)
+  local protected = 0
+  for index, pool in ipairs(document.pools) do
+    local path = string.format("pools[%d].", index - 1)
+    local low, high = pool.min_concurrent, pool.max_concurrent
+    if type(low) == "number" and type(high) == "number" and low > high then
+      note(problems, path .. "min_concurrent", low, "allowed: at most max_concurrent (" .. high .. ")")
+    end
+    if pool.enabled and type(low) == "number" then protected = protected + low end
+    if type(pool.default_timeout_ms) == "number" and type(pool.max_timeout_ms) == "number"
+      and pool.default_timeout_ms > pool.max_timeout_ms then
+      note(problems, path .. "default_timeout_ms", pool.default_timeout_ms, "allowed: at most max_timeout_ms")
+    end
+    if not pool.max_attempts then pool.max_attempts = pool.delivery == "at_least_once" and 3 or 1 end
+  end
+  local total = document.total_concurrent_dispatch
+  if type(total) == "number" and protected > total then
+    note(problems, "pools", "sum of min_concurrent " .. protected,
+      "allowed: at most total_concurrent_dispatch (" .. total .. ")")
+  end
+end
+
+--- Read `source` (a decoded document). Returns the document with every default filled in, and a list of problems.
+function config.normalise(source)
+  local problems = {}
+  local document = read(source, GROUP_FIELDS, "", problems, { pools = true, endpoints = true })
+  if type(source) ~= "table" then return document, problems end
+  local pools, pool_by_id = read_list(source, "pools", POOL_FIELDS, problems)
+  local endpoints, endpoint_by_id = read_list(source, "endpoints", ENDPOINT_FIELDS, problems)
+  if #pools > schema.limits.pools_max then
+    note(problems, "pools", #pools .. " pools", "allowed: at most " .. schema.limits.pools_max)
+  end
+  if not pool_by_id["default"] then pools[#pools + 1] = read({ pool_id = "default" }, POOL_FIELDS, "", problems) end
+  document.pools, document.endpoints = pools, endpoints
+  for index, endpoint in ipairs(endpoints) do
+    check_url(endpoint.url, string.format("endpoints[%d].url", index - 1), problems)
+  end
+  check_group(document, endpoints, endpoint_by_id, problems)
+  resolve_endpoints(document, endpoints, endpoint_by_id, problems)
+  check_pools(document, problems)
+  return document, problems
+end
+
+local function encode_fields(object, fields)
+  local cells = {}
+  for _, field in ipairs(fields) do
+    local value = object[field[1]]
+    if value == nil then value = cjson.null end
+    cells[#cells + 1] = cjson.encode(field[1]) .. ":" .. cjson.encode(value)
+  end
+  return table.concat(cells, ",")
+end
+
+local function encode_list(list, fields)
+  local cells = {}
+  for index, item in ipairs(list) do cells[index] = "{" .. encode_fields(item, fields) .. "}" end
+  return "[" .. table.concat(cells, ",") .. "]"
+end
+
+--- The normalised document as JSON, fields in fixed order, so that equal documents are equal texts.
+function config.encode(document)
+  return "{" .. encode_fields(document, GROUP_FIELDS)
+    .. ',"pools":' .. encode_list(document.pools, POOL_FIELDS)
+    .. ',"endpoints":' .. encode_list(document.endpoints, ENDPOINT_FIELDS) .. "}"
+end
+
+return config

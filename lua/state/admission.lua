@@ -1,0 +1,214 @@
+--- Peek, check, pop: which waiting requests leave their pools now.
+--
+-- Order of the checks: room in the group (else nothing is moved and nothing credited); kept pools, one launch each in
+-- turn; then the pool with the lowest turn: dead heads are ended, its visit is credited, a visit that cannot pay its
+-- head ends, a pool that is blocked parks, and what is left launches. Each call is bounded in dead heads and barren
+-- visits.
+local drr = require("lib.drr")
+local endings = require("state.endings")
+local endpoints = require("state.endpoints")
+local leases = require("state.leases")
+local pools = require("state.pools")
+local producers = require("state.producers")
+local queue = require("state.queue")
+local requests = require("state.requests")
+local rotation = require("state.rotation")
+local schema = require("schema")
+local slots = require("state.slots")
+local wake = require("state.wake")
+
+local admission = {}
+
+local IDLE_SLEEP_MS = 5000
+
+local GONE = {
+  expired = "the deadline passed while the request waited",
+  producer_gone = "the producer stopped refreshing its liveness",
+  malformed = "the stored request or its body cannot be read",
+}
+
+-- Why a head must not launch: an ending, "tombstone", or nil when it is well.
+local function fate(step, pool, head, request)
+  if not request then
+    if head.deadline_ms > 0 and step.now > head.deadline_ms and pool.record.tombstones > 0 then return "tombstone" end
+    return "malformed"
+  end
+  if request.state ~= "queued" or request.seq ~= head.seq then return "tombstone" end
+  if step.now >= request.deadline_ms then return "expired" end
+  if not request.envelope or not request.producer then return "malformed" end
+  if not producers.alive(step, request.producer) then return "producer_gone" end
+  return nil
+end
+
+local function end_head(step, pool, head, request, ending)
+  queue.drop_head(step, pool, head)
+  if ending == "malformed" then pools.skip(step, pool, "malformed_head") end
+  if ending == "tombstone" then
+    pool.record.tombstones = pool.record.tombstones - 1
+    return
+  end
+  if not request then -- nothing is known but what the entry says
+    request = { id = head.id, state = "queued", pool = pool.name, producer = "", nonce = "", cost = head.cost,
+      bytes = head.bytes, seq = head.seq, submitted_ms = head.submitted_ms, deadline_ms = step.now, attempt = 0,
+      gateway = "", endpoint = "" }
+  end
+  if head.seq > 0 then queue.count_out(step, pool, request.bytes) end -- a foreign entry was never counted
+  -- Its entry has left the list, so it needs to stand no longer than any other finished request.
+  request.deadline_ms = math.min(request.deadline_ms, step.now)
+  endings.finish(step, request, ending, { error_type = ending, error_message = GONE[ending] })
+end
+
+-- The first request of the pool that may launch, with its entry. Dead ones before it are ended, within the budget.
+local function live_head(step, pool, budget)
+  while true do
+    local head = queue.peek(step, pool)
+    if not head then return nil end
+    local request = requests.get(step, head.id)
+    local ending = fate(step, pool, head, request)
+    if not ending then return head, request end
+    if budget.dead == 0 then
+      budget.spent = true
+      return nil
+    end
+    budget.dead = budget.dead - 1
+    end_head(step, pool, head, request, ending)
+  end
+end
+
+-- Why the pool cannot launch although it can pay, as a skip reason.
+local function block_reason(step, pool)
+  if pool.record.paused then return "paused" end
+  local limit = pool.config.max_concurrent
+  if limit and pool.record.in_flight >= limit then return "lane_capacity" end
+  return endpoints.block_reason(endpoints.get(step, pool.config.endpoint))
+end
+
+-- Pop the head and make the lease. False when its body has vanished: the request is ended, nothing is charged.
+local function launch(step, pool, head, request, claim)
+  local body = requests.small_body(step, request, schema.limits.inline_body_bytes)
+  if body == "" and request.bytes > 0 and request.bytes <= schema.limits.inline_body_bytes then
+    end_head(step, pool, head, request, "malformed")
+    return false
+  end
+  local units = rotation.units(step, head)
+  step.group.fence = step.group.fence + 1
+  request.state, request.gateway, request.dispatcher = "leased", claim.gateway, claim.dispatcher
+  request.fence, request.claimed_ms, request.attempt = step.group.fence, step.now, request.attempt + 1
+  request.endpoint, request.claim_nonce, request.body = pool.config.endpoint, claim.nonce, body
+  request.lease_until = step.now + step.config.lease_ms
+  queue.drop_head(step, pool, head)
+  queue.count_out(step, pool, request.bytes)
+  requests.lease(step, request)
+  slots.take(step, pool, endpoints.get(step, pool.config.endpoint), units)
+  pool.record.reason, pool.record.reason_since = nil, nil
+  claim.made[#claim.made + 1] = request
+  return true, units
+end
+
+-- Serve the kept list's first pool. True if something moved.
+local function serve_kept(step, claim, budget)
+  local pool = rotation.first_kept(step)
+  if not pool then return false end
+  if pool.record.place ~= "line" or not rotation.below_minimum(step, pool) then
+    rotation.turn_kept(step, pool, false)
+    return true
+  end
+  local head, request = live_head(step, pool, budget)
+  if budget.spent then return true end
+  if not head then
+    rotation.turn_kept(step, pool, false)
+    rotation.lost_work(step, pool)
+    return true
+  end
+  local blocked = block_reason(step, pool)
+  if blocked then
+    rotation.turn_kept(step, pool, false)
+    rotation.park(step, pool, blocked)
+    return true
+  end
+  local launched, units = launch(step, pool, head, request, claim)
+  if launched then
+    drr.charge_protected(pool.record, units, step.config.cost_max)
+    rotation.after_launch(step, pool)
+  else
+    rotation.lost_work(step, pool)
+  end
+  rotation.turn_kept(step, pool, pool.record.place == "line" and rotation.below_minimum(step, pool))
+  return true
+end
+
+-- Visit the pool at the front of the line.
+local function visit(step, pool, claim, budget)
+  local head, request = live_head(step, pool, budget)
+  if budget.spent then return end
+  if not head then
+    rotation.lost_work(step, pool)
+    return
+  end
+  if rotation.rerank(step, pool, head) then return end
+  local units = rotation.units(step, head)
+  local drr_policy = step.config.policy ~= "fifo"
+  if drr_policy then
+    drr.touch(pool.record, pool.config.quantum, step.group.round)
+    if drr.visit_over(pool.record, units, pool.config.max_burst_per_visit) then
+      budget.barren = budget.barren - 1
+      rotation.barren_visit(step, pool, units, block_reason(step, pool) == nil)
+      return
+    end
+  end
+  local blocked = block_reason(step, pool)
+  if blocked then
+    rotation.park(step, pool, blocked)
+    return
+  end
+  if not launch(step, pool, head, request, claim) then
+    rotation.lost_work(step, pool)
+    return
+  end
+  if drr_policy then drr.charge(pool.record, units) end
+  rotation.after_launch(step, pool)
+end
+
+--- Claim up to `want` requests for `claim` = { gateway, dispatcher, nonce }. Returns the leased requests, how long the
+-- caller may sleep, and whether it should call again at once because a bound of this call was reached.
+function admission.claim(step, claim, want)
+  claim.made = {}
+  local budget = { dead = schema.limits.dead_heads_max, barren = schema.limits.barren_visits_max }
+  local blocked = false
+  while #claim.made < want and budget.barren > 0 and not budget.spent do
+    if step.group.in_flight >= step.config.total_concurrent_dispatch then
+      blocked = true
+      break
+    end
+    if not serve_kept(step, claim, budget) then
+      local pool, lowest = rotation.first(step)
+      if not pool then break end
+      rotation.close_pass(step, lowest)
+      visit(step, pool, claim, budget)
+    end
+  end
+  leases.add(step, claim.gateway, claim.made)
+  local again = want > 0 and not blocked and (budget.spent or budget.barren == 0) and #claim.made < want
+  local satisfied = #claim.made == want
+  wake.set_sleeping(step, claim.gateway, not satisfied and not again)
+  if satisfied and next(step.group.sleepers) and step.group.in_flight < step.config.total_concurrent_dispatch
+    and rotation.anyone(step) then
+    wake.ring(step)
+  end
+  return claim.made, IDLE_SLEEP_MS, again or false
+end
+
+--- The leases of a claim as the flat part of an answer.
+function admission.append_rows(answer, made)
+  for _, request in ipairs(made) do
+    local at = #answer
+    answer[at + 1], answer[at + 2], answer[at + 3] = request.id, request.pool, request.producer
+    answer[at + 4], answer[at + 5], answer[at + 6] = request.endpoint, request.fence, request.attempt
+    answer[at + 7], answer[at + 8], answer[at + 9] = request.submitted_ms, request.claimed_ms, request.deadline_ms
+    answer[at + 10], answer[at + 11], answer[at + 12] = request.lease_until, request.cost, request.bytes
+    answer[at + 13], answer[at + 14], answer[at + 15] = request.nonce, request.envelope, request.body
+  end
+  return answer
+end
+
+return admission

@@ -1,0 +1,42 @@
+--- The one place where a request ends: state, counters, reply and record change in the same step.
+local keys = require("state.keys")
+local pools = require("state.pools")
+local producers = require("state.producers")
+local replies = require("state.replies")
+local requests = require("state.requests")
+local schema = require("schema")
+
+local endings = {}
+
+local function append(step, request, ending, facts)
+  local leased = request.state == "leased"
+  server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*",
+    "request_id", request.id, "ending", ending, "outcome", facts.outcome or ending, "pool", request.pool,
+    "producer", request.producer, "gateway", request.gateway, "endpoint", request.endpoint,
+    "attempt", request.attempt, "cost", request.cost, "submitted_ms", request.submitted_ms,
+    "claimed_ms", leased and request.claimed_ms or "", "ended_ms", step.now,
+    "status", facts.status or "", "error_type", facts.error_type or "",
+    "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
+    "envelope", request.envelope or "")
+end
+
+--- End `request` (in whatever state it is) as `ending`. `facts`: outcome, status, error_type, error_message, tokens,
+-- and `reply` (head, body, by_reference) when a gateway wrote one. The producer is told if it lives.
+-- Counters of queue and slots are the caller's: it knows where the request stood.
+function endings.finish(step, request, ending, facts)
+  append(step, request, ending, facts)
+  if schema.endings[ending].told and request.producer ~= "" and producers.alive(step, request.producer) then
+    local reply = facts.reply and facts.reply.head ~= "" and facts.reply
+      or { head = replies.own_head(facts.error_type or ending, facts.error_message or ""), body = "" }
+    replies.push(step, request, ending, reply)
+  elseif facts.reply and facts.reply.by_reference then
+    replies.forget_body(step, request.id)
+  end
+  requests.finish(step, request, ending)
+  request.state = "ended"
+  local pool = pools.get(step, request.pool)
+  if pool then pools.count(pool, "endings", ending) end
+  step.ended = step.ended + 1
+end
+
+return endings

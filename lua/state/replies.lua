@@ -1,0 +1,60 @@
+--- Reply frames in a producer's list. Read without removing; trimmed when the producer says what it has handed over.
+-- Header: contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference; then the gateway's
+-- head and the body, each after a newline, which Lua does not read.
+local keys = require("state.keys")
+local schema = require("schema")
+local wake = require("state.wake")
+
+local replies = {}
+
+local function header(step, request, ending, by_reference)
+  step.group.frame = step.group.frame + 1
+  local waited_until, execution_ms = step.now, ""
+  if request.state == "leased" then
+    waited_until = request.claimed_ms
+    execution_ms = string.format("%.0f", step.now - request.claimed_ms)
+  end
+  local queue_ms = string.format("%.0f", waited_until - request.submitted_ms)
+  return string.format("%d|%.0f|terminal|%s|%s|%s|%d|%s|%s|%d", schema.contract.version, step.group.frame,
+    request.id, ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0)
+end
+
+--- Push the terminal frame. `head` and `body` are the gateway's bytes.
+function replies.push(step, request, ending, reply)
+  local key = keys.of(step.root, "replies", request.producer)
+  local frame = header(step, request, ending, reply.by_reference) .. "\n" .. reply.head .. "\n" .. reply.body
+  local length = server.call("RPUSH", key, frame)
+  server.call("PEXPIRE", key, step.config.reply_ttl_ms)
+  if length == 1 then wake.ring_producer(step, request.producer) end
+end
+
+--- The head of a reply that no gateway wrote.
+function replies.own_head(error_type, message)
+  return cjson.encode({ error = { type = error_type, message = message, source = "dispatch" } })
+end
+
+--- Remove frames up to sequence `upto`. Returns how many went and how many are left.
+function replies.trim(root, producer, upto)
+  local key = keys.of(root, "replies", producer)
+  local trimmed = 0
+  while true do
+    local frames = server.call("LRANGE", key, 0, 63)
+    local count = 0
+    for _, frame in ipairs(frames) do
+      local sequence = tonumber(string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|"))
+      if sequence and sequence > upto then break end
+      count = count + 1
+    end
+    if count > 0 then server.call("LTRIM", key, count, -1) end
+    trimmed = trimmed + count
+    if count < 64 then break end
+  end
+  return trimmed, server.call("LLEN", key)
+end
+
+--- Forget a large reply nobody will read.
+function replies.forget_body(step, id)
+  server.call("UNLINK", keys.of(step.root, "reply_body", id))
+end
+
+return replies

@@ -1,0 +1,294 @@
+--- The line of pools that can be visited, and who leaves and rejoins it.
+--
+-- Policy drr: a zset by turn number; the lowest turn is being visited. Policy fifo: the zset `heads` by the sequence of
+-- the pool's first request. A pool's place is
+--   idle    nothing waits in it
+--   line    it can be visited
+--   parked  it was reached and could not launch (its cap, a pause, its endpoint); it keeps turn, deficit and open
+--           visit and comes back at that turn. A parked pool costs nothing; a blocked one left in the line about 9 us a visit.
+-- Pools below their protected minimum stand in the kept list as well, which is served first. An entry there is checked
+-- when it is reached, so leaving needs no search.
+local drr = require("lib.drr")
+local endpoints = require("state.endpoints")
+local keys = require("state.keys")
+local pools = require("state.pools")
+local queue = require("state.queue")
+
+local rotation = {}
+
+-- Pools below their minimum come back first: their rank among an endpoint's waiting pools is below every turn number.
+local BELOW_MINIMUM = -2 ^ 50
+
+local function fifo(step)
+  return step.config.policy == "fifo"
+end
+
+local function line_key(step)
+  return keys.of(step.root, fifo(step) and "heads" or "rotation")
+end
+
+local function rank(step, pool)
+  if not fifo(step) then return pool.record.turn end
+  local head = queue.peek(step, pool)
+  return head and head.seq or 0
+end
+
+local function waiting_rank(step, pool)
+  local own = rank(step, pool)
+  if rotation.below_minimum(step, pool) then return BELOW_MINIMUM + own end
+  return own
+end
+
+local function take_turn(step)
+  local turn = step.group.turn
+  step.group.turn = turn + 1
+  return turn
+end
+
+local function restart_pass(step)
+  step.group.pass_limit, step.group.pass_visits = nil, nil
+end
+
+local function on_endpoint(record)
+  return record.parked ~= nil and string.sub(record.parked, 1, 9) == "endpoint_"
+end
+
+--- Whether the pool has fewer running requests than its protected minimum (policy drr only).
+function rotation.below_minimum(step, pool)
+  local minimum = pool.config.min_concurrent or 0
+  return minimum > pool.record.in_flight and not fifo(step)
+end
+
+--- Put the pool into the kept list if it may launch there.
+function rotation.consider_kept(step, pool)
+  local record = pool.record
+  if record.kept or record.place ~= "line" or not rotation.below_minimum(step, pool) then return end
+  server.call("RPUSH", keys.of(step.root, "kept"), pool.name)
+  record.kept, step.group.kept = true, step.group.kept + 1
+end
+
+--- The pool has got backlog: it joins at the end of the line. Extends a pass that is under way.
+function rotation.enter(step, pool)
+  local record = pool.record
+  record.place, record.turn, record.mark = "line", take_turn(step), step.group.round
+  server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+  if step.group.pass_limit then step.group.pass_limit = step.group.turn end
+  rotation.consider_kept(step, pool)
+end
+
+--- A parked pool comes back at its turn. Rounds that went by while it was away are not credited.
+function rotation.come_back(step, pool)
+  local record = pool.record
+  record.place, record.parked, record.mark = "line", nil, step.group.round
+  record.reason, record.reason_since = nil, nil
+  server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+  restart_pass(step)
+  rotation.consider_kept(step, pool)
+end
+
+--- Bring back who may use room on this endpoint: all pools below their minimum, and the lowest turn alone.
+function rotation.use_room(step, endpoint)
+  if endpoint.record.waiting == 0 or endpoints.block_reason(endpoint) then return end
+  local waiting_key = keys.of(step.root, "waiting", endpoint.name)
+  for _, name in ipairs(server.call("ZRANGE", waiting_key, "-inf", "(0", "BYSCORE")) do
+    local pool = pools.get(step, name)
+    endpoints.unpark(step, endpoint, pool)
+    rotation.come_back(step, pool)
+  end
+  if endpoint.record.holder then return end
+  local name = endpoints.waiting(step, endpoint, 1)[1]
+  if not name then return end
+  local pool = pools.get(step, name)
+  endpoints.unpark(step, endpoint, pool)
+  endpoint.record.holder = name
+  rotation.come_back(step, pool)
+end
+
+-- The pool's turn on its endpoint is over: the next waiting one may come.
+local function pass_endpoint_on(step, pool)
+  local endpoint = endpoints.get(step, pool.config.endpoint)
+  if endpoint.record.holder == pool.name then endpoint.record.holder = nil end
+  rotation.use_room(step, endpoint)
+end
+
+--- The pool was reached and cannot launch for `reason`: it leaves the line and keeps what it has.
+function rotation.park(step, pool, reason)
+  local record = pool.record
+  server.call("ZREM", line_key(step), pool.name)
+  record.place, record.parked = "parked", reason
+  pools.skip(step, pool, reason)
+  restart_pass(step)
+  if on_endpoint(record) then
+    local endpoint = endpoints.get(step, pool.config.endpoint)
+    endpoints.park(step, endpoint, pool, waiting_rank(step, pool))
+  end
+  pass_endpoint_on(step, pool)
+end
+
+--- Nothing waits in the pool any more: it leaves, credit is forgotten, debt stays.
+function rotation.leave(step, pool)
+  local record = pool.record
+  if record.place == "line" then
+    server.call("ZREM", line_key(step), pool.name)
+  elseif on_endpoint(record) then
+    endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
+  end
+  drr.drop_credit(record)
+  record.place, record.parked, record.turn, record.head = "idle", nil, nil, nil
+  record.reason, record.reason_since = nil, nil
+  pass_endpoint_on(step, pool)
+end
+
+--- The visit is over: deficit clamped, next turn number, and the endpoint's turn is passed on.
+function rotation.end_visit(step, pool)
+  drr.close_visit(pool.record, step.config.cost_max)
+  pool.record.turn = take_turn(step)
+  server.call("ZADD", line_key(step), pool.record.turn, pool.name)
+  pass_endpoint_on(step, pool)
+end
+
+--- Bring the line in order after a launch of `pool`: out if empty, to the end if its visit is over.
+function rotation.after_launch(step, pool)
+  restart_pass(step)
+  local record = pool.record
+  if record.depth == 0 then
+    rotation.leave(step, pool)
+    return
+  end
+  local head = queue.peek(step, pool)
+  if fifo(step) then
+    server.call("ZADD", line_key(step), head.seq, pool.name)
+    pass_endpoint_on(step, pool)
+  elseif record.open and drr.visit_over(record, rotation.units(step, head), pool.config.max_burst_per_visit) then
+    rotation.end_visit(step, pool)
+  end
+end
+
+--- What the entry counts for under the bounds that are in force now.
+function rotation.units(step, head)
+  return math.max(step.config.cost_min, math.min(step.config.cost_max, head.cost))
+end
+
+--- A visit launched nothing because of credit alone. When such visits have gone once round, add the rounds that nobody
+-- could have used: one less than the fewest visits any launchable pool needs.
+function rotation.barren_visit(step, pool, head_cost, launchable)
+  local group, record = step.group, pool.record
+  pools.skip(step, pool, "insufficient_credit")
+  if not group.pass_limit then group.pass_limit, group.pass_visits = group.turn, nil end
+  if launchable then
+    local visits = drr.visits_needed(record, head_cost, pool.config.quantum)
+    group.pass_visits = math.min(group.pass_visits or visits, visits)
+  end
+  rotation.end_visit(step, pool)
+end
+
+--- The pass is over when the lowest turn was given out after it began.
+function rotation.close_pass(step, lowest_turn)
+  local group = step.group
+  if not group.pass_limit or lowest_turn < group.pass_limit then return end
+  if group.pass_visits then group.round = group.round + group.pass_visits - 1 end
+  restart_pass(step)
+end
+
+--- The pool to visit, and its rank; nil when the line is empty.
+function rotation.first(step)
+  local found = server.call("ZRANGE", line_key(step), 0, 0, "WITHSCORES")
+  if not found[1] then return nil end
+  return pools.get(step, found[1]), tonumber(found[2])
+end
+
+--- Whether anybody stands in the line.
+function rotation.anyone(step)
+  return server.call("EXISTS", line_key(step)) == 1
+end
+
+--- The first pool of the kept list, or nil.
+function rotation.first_kept(step)
+  if step.group.kept == 0 then return nil end
+  return pools.get(step, server.call("LINDEX", keys.of(step.root, "kept"), 0))
+end
+
+--- The first pool of the kept list was served or does not belong there: to its end, or out.
+function rotation.turn_kept(step, pool, stays)
+  local key = keys.of(step.root, "kept")
+  server.call("LPOP", key)
+  if stays then
+    server.call("RPUSH", key, pool.name)
+  else
+    pool.record.kept, step.group.kept = false, step.group.kept - 1
+  end
+end
+
+--- Waiting work appeared in the pool (submitted, or given back).
+function rotation.gained_work(step, pool)
+  local record = pool.record
+  if record.place == "idle" then
+    rotation.enter(step, pool)
+  elseif fifo(step) and record.returned > 0 then
+    -- A request that was given back may be older than the head that ranked the pool.
+    if record.place == "line" then
+      server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+    elseif on_endpoint(record) then
+      server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), waiting_rank(step, pool), pool.name)
+    end
+  end
+end
+
+--- Policy fifo: dead heads went, so the pool's place in the line may be another. True if it moved.
+function rotation.rerank(step, pool, head)
+  if not fifo(step) then return false end
+  if server.call("ZADD", line_key(step), "CH", head.seq, pool.name) == 0 then return false end
+  return true
+end
+
+--- A request of the pool ended while it waited; nothing may be left.
+function rotation.lost_work(step, pool)
+  if pool.record.depth == 0 and pool.record.place ~= "idle" then rotation.leave(step, pool) end
+end
+
+--- A running request of the pool ended: slots of pool, endpoint and group are free.
+function rotation.freed_slot(step, pool, endpoint)
+  local record = pool.record
+  if record.parked == "lane_capacity" then
+    local limit = pool.config.max_concurrent
+    if not limit or record.in_flight < limit then rotation.come_back(step, pool) end
+  elseif on_endpoint(record) then
+    if rotation.below_minimum(step, pool) then
+      server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), waiting_rank(step, pool), pool.name)
+    end
+  else
+    rotation.consider_kept(step, pool)
+  end
+  rotation.use_room(step, endpoint)
+end
+
+--- Forget every placement of the pool and place it anew, at the turn it has. For a changed config.
+function rotation.place_anew(step, pool)
+  local record = pool.record
+  record.place, record.parked, record.head = "idle", nil, nil
+  record.reason, record.reason_since = nil, nil
+  if record.deficit > step.config.cost_max then record.deficit = step.config.cost_max end
+  if record.depth == 0 then
+    record.turn = nil
+    drr.drop_credit(record)
+  elseif record.turn then
+    rotation.come_back(step, pool)
+  else
+    rotation.enter(step, pool)
+  end
+end
+
+--- Take the pool out of every structure, without touching its credit. For a changed config.
+function rotation.lift(step, pool, old_endpoint, old_policy)
+  local record = pool.record
+  if record.place == "line" then
+    server.call("ZREM", keys.of(step.root, old_policy == "fifo" and "heads" or "rotation"), pool.name)
+  elseif on_endpoint(record) then
+    endpoints.unpark(step, endpoints.get(step, old_endpoint), pool)
+  end
+  local endpoint = endpoints.get(step, old_endpoint)
+  if endpoint.record.holder == pool.name then endpoint.record.holder = nil end
+  record.place, record.parked = "idle", nil
+end
+
+return rotation

@@ -1,0 +1,156 @@
+--- The sections of a snapshot. Each returns rows, where to go on ("" = the end), and whether something was left out.
+-- Scalars only: never a body, never the envelope's metadata. What is not known is absent, never 0.
+local endpoints = require("state.endpoints")
+local entry = require("lib.entry")
+local gateways = require("state.gateways")
+local keys = require("state.keys")
+local pools = require("state.pools")
+local requests = require("state.requests")
+
+local sections = {}
+
+-- Page through `names` (sorted in document order): the part from position `cursor`, at most `limit`.
+local function page(names, cursor, limit)
+  local from = (tonumber(cursor) or 0) + 1
+  local part = {}
+  for at = from, math.min(#names, from + limit - 1) do part[#part + 1] = names[at] end
+  local left = from + limit <= #names
+  return part, left and tostring(from + limit - 1) or ""
+end
+
+local function pool_row(step, name)
+  local pool = pools.get(step, name)
+  local config, record = pool.config, pool.record
+  local row = {
+    pool_id = name, display_name = config.display_name, quantum = config.quantum, enabled = config.enabled,
+    min_concurrent = config.min_concurrent, max_concurrent = config.max_concurrent,
+    max_burst_per_visit = config.max_burst_per_visit, endpoint_id = config.endpoint, delivery = config.delivery,
+    max_queue_depth = config.max_queue_depth, max_queue_bytes = config.max_queue_bytes,
+    pending = record.depth, pending_bytes = record.bytes, in_flight = record.in_flight, deficit = record.deficit,
+    place = record.place, turn = record.turn, submitted = record.submitted, launched = record.launched,
+    cost_served = record.cost_served, block_reason = record.reason, block_since_ms = record.reason_since,
+  }
+  for _, counter in ipairs({ "endings", "rejected", "skips" }) do
+    if next(record[counter]) then row[counter] = record[counter] end
+  end
+  if record.depth > 0 and record.head then
+    local head = entry.decode(record.head)
+    row.head_cost, row.head_submitted_ms = head.cost, head.submitted_ms
+  end
+  return row
+end
+
+function sections.pools(step, details, cursor, limit)
+  local names, next_cursor = page(details.pools, cursor, limit)
+  local rows = {}
+  for at, name in ipairs(names) do rows[at] = pool_row(step, name) end
+  return rows, next_cursor
+end
+
+function sections.endpoints(step, details, cursor, limit)
+  local names, next_cursor = page(details.endpoints, cursor, limit)
+  local rows = {}
+  for at, name in ipairs(names) do
+    local endpoint = endpoints.get(step, name)
+    local config, record = endpoint.config, endpoint.record
+    rows[at] = { endpoint_id = name, url = config.url, max_concurrent = config.max_concurrent,
+      in_flight = record.in_flight, waiting_pools = record.waiting, attempts = record.attempts,
+      failures = record.failures, last_error_type = record.last_error, last_error_ms = record.last_error_ms,
+      block_reason = endpoints.block_reason(endpoint) }
+  end
+  return rows, next_cursor
+end
+
+function sections.gateways(step, _, cursor, limit)
+  local names, next_cursor = page(gateways.names(step.root), cursor, limit)
+  local rows = {}
+  for _, name in ipairs(names) do
+    local about = gateways.entry(step.root, name)
+    if about then
+      rows[#rows + 1] = { gateway_id = name, host = about.host, pid = tonumber(about.pid), version = about.version,
+        slots = tonumber(about.slots), started_ms = tonumber(about.started_ms), beat_ms = tonumber(about.beat_ms),
+        draining = about.draining == "1", in_flight = gateways.held(step.root, name) }
+    end
+  end
+  return rows, next_cursor
+end
+
+local function request_row(step, id)
+  local request = requests.get(step, id)
+  if not request then return nil end
+  local about = requests.about(step, id)
+  local leased = request.state == "leased"
+  return {
+    request_id = id, state = request.state, ending = request.ending or nil, pool_id = request.pool,
+    producer_id = request.producer, model = about.model, message_count = about.message_count, cost = request.cost,
+    attempt = request.attempt, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
+    body_bytes = request.bytes, claimed_ms = leased and request.claimed_ms or nil,
+    gateway_id = leased and request.gateway or nil, dispatcher_id = leased and about.dispatcher or nil,
+    endpoint_id = leased and request.endpoint or nil, cancel_asked_by = request.cancel or nil,
+  }
+end
+
+--- Running requests, the one whose lease ends first in front.
+function sections.leases(step, _, cursor, limit)
+  local from = tonumber(cursor) or 0
+  local found = server.call("ZRANGE", keys.of(step.root, "leases"), from, from + limit - 1, "WITHSCORES")
+  local rows = {}
+  for at = 1, #found, 2 do
+    local row = request_row(step, found[at])
+    if row then
+      row.lease_until_ms = tonumber(found[at + 1])
+      rows[#rows + 1] = row
+    end
+  end
+  return rows, #found == 2 * limit and tostring(from + limit) or ""
+end
+
+--- Waiting requests of the pool `subject`, in the order in which they leave. Entries whose request has ended are left
+-- out.
+function sections.waiting(step, _, cursor, limit, subject)
+  local from, rows = tonumber(cursor) or 0, {}
+  local pool = pools.get(step, subject)
+  if not pool then return rows, "" end
+  local texts = {}
+  if from == 0 and pool.record.returned > 0 then
+    texts = server.call("ZRANGE", keys.of(step.root, "returned", subject), 0, limit - 1)
+  end
+  local listed = server.call("LRANGE", keys.of(step.root, "requests", subject), from, from + limit - 1)
+  for _, text in ipairs(listed) do texts[#texts + 1] = text end
+  for _, text in ipairs(texts) do
+    local head = entry.decode(text)
+    local row = request_row(step, head.id)
+    if row and row.state == "queued" then rows[#rows + 1] = row end
+  end
+  return rows, #listed == limit and tostring(from + limit) or ""
+end
+
+-- Fields of an ending record that are shown, and whether they are numbers.
+local ENDING_FIELDS = { request_id = "text", ending = "text", outcome = "text", pool = "text", producer = "text",
+  gateway = "text", endpoint = "text", error_type = "text", attempt = "number", cost = "number",
+  submitted_ms = "number", claimed_ms = "number", ended_ms = "number", status = "number", input_tokens = "number",
+  output_tokens = "number" }
+
+--- Recent endings, the newest first. `cursor` is the stream id to go on from.
+function sections.endings(step, _, cursor, limit)
+  local from = cursor ~= "" and "(" .. cursor or "+"
+  local found = server.call("XREVRANGE", keys.of(step.root, "endings"), from, "-", "COUNT", limit)
+  local rows, last = {}, ""
+  for at, record in ipairs(found) do
+    local row = { record_id = record[1] }
+    for cell = 1, #record[2], 2 do
+      local name, value = record[2][cell], record[2][cell + 1]
+      local kind = ENDING_FIELDS[name]
+      if kind and value ~= "" then row[name] = kind == "number" and tonumber(value) or value end
+    end
+    rows[at], last = row, record[1]
+  end
+  return rows, #found == limit and last or ""
+end
+
+--- One request.
+function sections.request(step, _, _, _, subject)
+  return { request_row(step, subject) }, ""
+end
+
+return sections
