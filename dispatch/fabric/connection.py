@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from dispatch.errors import FabricError
+from dispatch.errors import DispatchError
 from dispatch.fabric.calls import FunctionCall
 
 T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 2.0
+
+REQUEST_TIMEOUT_S = 5.0
+"""How long a call may take before Valkey counts as unavailable: enough for a 16 MiB body on a busy server."""
+
+WAIT_MIN_S, WAIT_MAX_S = 0.05, 60.0
+"""Bounds of one blocking wait. The server takes 0 for "for ever", and a forgotten wait has to end by itself."""
+
+WAIT_MARGIN_S = 2.0
+"""How much later than asked a waiting server may answer before it counts as unavailable."""
+
+
+def bounded_wait(seconds: float) -> float:
+    """Return `seconds` within the bounds of one blocking wait (not a number counts as the least)."""
+    return min(max(WAIT_MIN_S, seconds), WAIT_MAX_S)
 
 
 class Waiter(Protocol):
@@ -42,7 +58,7 @@ class Connection(Protocol):
         """Run one function for `group` and decode its answer. Raises the errors `functions.py` names."""
         ...
 
-    async def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | FabricError]:
+    async def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | DispatchError]:
         """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
         ...
 

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dispatch.errors import ScriptFault
+from dispatch.fabric.calls import FUNCTION_PREFIX
 from dispatch.fabric.headers import read_header
 from dispatch.fabric.luatable import lua_member, lua_string, lua_value
 from dispatch.fabric.schema import lua_root
 
 LIBRARY_NAME = "fabric_dispatch"
-FUNCTION_PREFIX = "dispatch_"
-"""Function names are global on a server, so ours carry this prefix."""
 
 _LAYERS = ("lib", "state", "functions")
 _MAY_REQUIRE = {"lib": ("lib",), "state": ("lib", "state"), "functions": ("lib", "state")}
@@ -37,7 +36,8 @@ _PRELUDE = (
     "local modules = {}",
     "local function require(name) return modules[name] end",
 )
-_BUILD_LINE = len(_PRELUDE)
+_BUILD = 'modules["build"] = '
+_VERSION = re.compile(rf'^{re.escape(_BUILD)}.*\bversion = "(?P<version>[^"]*)"', re.MULTILINE)
 
 # Comments and strings are matched first, so that a `require` inside one is not taken for a dependency.
 _TOKEN = re.compile(
@@ -129,7 +129,7 @@ def join_library(folder: Path, *, version: str | None = None) -> Library:
         lines.append(line)
         places.append(None)
     for module in ordered:
-        source = module.source.splitlines()
+        source = module.source.removesuffix("\n").split("\n")
         lines += [f"modules[{lua_string(module.name)}] = (function()", *source, "end)()"]
         places += [Place(module.file, 1), *(Place(module.file, at + 1) for at in range(len(source)))]
         places.append(Place(module.file, len(source)))
@@ -141,14 +141,25 @@ def join_library(folder: Path, *, version: str | None = None) -> Library:
         )
         places.append(Place(modules[name].file, 1))
 
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digest = digest_of("\n".join(lines) + "\n")
     version = package_version() if version is None else version
     contract: int = schema["contract"]["version"]
-    build = {"digest": digest, "version": version, "contract": contract}
-    lines.insert(_BUILD_LINE, f'modules["build"] = {lua_value(build)}')
-    places.insert(_BUILD_LINE, None)
+    lines.insert(len(_PRELUDE), _BUILD + lua_value({"digest": digest, "version": version, "contract": contract}))
+    places.insert(len(_PRELUDE), None)
     functions = tuple(_server_name(name) for name in sorted(headers))
     return Library("\n".join(lines) + "\n", digest, version, contract, functions, tuple(places))
+
+
+def digest_of(text: str) -> str:
+    """Return the digest of a joined text, whoever made it: over all of it but the line that holds the digest."""
+    kept = (line for line in text.splitlines(keepends=True) if not line.startswith(_BUILD))
+    return hashlib.sha256("".join(kept).encode()).hexdigest()
+
+
+def version_of(text: str) -> str:
+    """Return the package version that a joined text names, "" if it names none."""
+    found = _VERSION.search(text)
+    return found["version"] if found else ""
 
 
 def _server_name(module: str) -> str:

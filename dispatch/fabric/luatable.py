@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYWORDS = frozenset(
-    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
-)
+# fmt: off
+_KEYWORDS = frozenset({
+    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not", "or",
+    "repeat", "return", "then", "true", "until", "while",
+})
+# fmt: on
 
 
 def lua_value(value: Any) -> str:

@@ -1,0 +1,233 @@
+"""The async connection over valkey-glide, the client of the data path.
+
+GLIDE multiplexes all calls over one connection per node, in native threads. What has to be known about it:
+
+- Its own bounds (250 ms a request, 1,000 requests in flight) would fail a busy gateway; ours are set below.
+- `create` blocks the event loop until connected, so clients are made lazily: the first call connects.
+- A blocking pop holds up everything behind it, so each waiter has a client of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import glide
+
+from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.fabric.address import Address
+from dispatch.fabric.calls import FunctionCall, T
+from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
+from dispatch.fabric.faults import ServerFault, to_error
+from dispatch.fabric.redis_shared import slot_primaries
+
+IN_FLIGHT_LIMIT = 1_000_000
+"""Effectively none: slots and queues decide how much is outstanding, and a refusal here would look like a fault."""
+
+_RECONNECT = glide.BackoffStrategy(num_of_retries=5, factor=50, exponent_base=2, jitter_percent=20)
+"""50 ms to 1.6 s between attempts, for ever."""
+
+# GLIDE's own log writes to the process's terminal; what went wrong reaches the caller as an exception.
+glide.Logger.set_logger_config(glide.LogLevel.OFF)
+
+
+class GlideConnection:
+    """`Connection` over valkey-glide; promises and errors are those of the protocol."""
+
+    def __init__(self, address: Address, client: Any) -> None:
+        self._address = address
+        self._client = client
+
+    @classmethod
+    async def open(cls, address: Address) -> GlideConnection:
+        """Prepare a connection; the first call connects.
+
+        Raises:
+            ConfigurationError: the CA file cannot be read.
+        """
+        return cls(address, await _create(address))
+
+    async def run(self, group: str, call: FunctionCall[T]) -> T:
+        """Run one function for `group` and decode its answer."""
+        with _errors(self._address, call.function):
+            answer = await self._client.custom_command(_words(call.command(group)))
+        return call.decode(answer)
+
+    async def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | DispatchError]:
+        """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
+        if not calls:
+            return []
+        batch = self._batch()
+        for call in calls:
+            batch.custom_command(_words(call.command(group)))
+        with _errors(self._address):
+            answers = await self._client.exec(batch, raise_on_error=False)
+        return [self._outcome(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    async def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        with _errors(self._address):
+            value: bytes | None = await self._client.get(key)
+        return value
+
+    async def put(self, key: str, value: bytes, *, ttl_ms: int) -> None:
+        """Store a string with an expiry."""
+        with _errors(self._address):
+            await self._client.set(key, value, expiry=glide.ExpirySet(glide.ExpiryType.MILLSEC, ttl_ms))
+
+    async def read_frames(self, key: str, count: int) -> list[bytes]:
+        """Read (not remove) the first `count` elements of a list."""
+        with _errors(self._address):
+            frames: list[bytes] = await self._client.lrange(key, 0, count - 1)
+        return frames
+
+    async def keep_alive(
+        self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
+    ) -> None:
+        """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
+        batch = self._batch()
+        batch.set(alive_key, session, expiry=glide.ExpirySet(glide.ExpiryType.MILLSEC, alive_ms))
+        batch.pexpire(replies_key, replies_ms)
+        with _errors(self._address):
+            await self._client.exec(batch, raise_on_error=True)
+
+    async def push_token(self, key: str) -> None:
+        """Hand a wake token on."""
+        with _errors(self._address):
+            await self._client.rpush(key, ["1"])
+
+    async def primaries(self) -> list[str]:
+        """Return the addresses of all primaries."""
+        if not self._address.cluster:
+            return self._address.hosts()
+        with _errors(self._address):
+            return slot_primaries(await self._client.custom_command(["CLUSTER", "SLOTS"], glide.RandomNode()))
+
+    async def ping(self) -> None:
+        """Connect if needed, and see whether the server answers.
+
+        Raises:
+            ConfigurationError: the login was refused.
+            FabricUnavailable: no answer.
+        """
+        with _errors(self._address):
+            await self._client.ping()
+
+    def waiter(self) -> GlideWaiter:
+        """Return a waiter with a client of its own to the same server."""
+        return GlideWaiter(self._address)
+
+    async def aclose(self) -> None:
+        """Close everything; calls under way end with `FabricUnavailable`. Repeatable."""
+        await self._client.close()
+
+    def _batch(self) -> Any:
+        return glide.ClusterBatch(is_atomic=False) if self._address.cluster else glide.Batch(is_atomic=False)
+
+    def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
+        if isinstance(answer, glide.RequestError):
+            return _read(answer, self._address, call.function)
+        return call.decode(answer)
+
+
+class GlideWaiter:
+    """`Waiter` over valkey-glide: a client of its own, made by the first wait and after every failed one."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client: Any = None
+
+    async def wait(self, key: str, seconds: float) -> bool:
+        """Wait for a token on `key`, at most about `seconds`; returns whether one came."""
+        seconds = bounded_wait(seconds)
+        try:
+            if self._client is None:
+                self._client = await _create(self._address)
+            with _errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
+                return await self._client.blpop([key], seconds) is not None
+        except BaseException:
+            # An abandoned pop would take the next token along: its connection has to go.
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Close the client; a wait under way ends with `FabricUnavailable`, the next one opens a new client."""
+        client, self._client = self._client, None
+        if client is not None:
+            with anyio.CancelScope(shield=True):
+                await client.close()
+
+
+async def _create(address: Address) -> Any:
+    nodes = [glide.NodeAddress(host, port) for host, port in address.nodes]
+    login = glide.ServerCredentials(address.password, address.username) if address.password is not None else None
+    tls = glide.TlsAdvancedConfiguration(root_pem_cacerts=address.ca_pem()) if address.ca_file else None
+    common: dict[str, Any] = {
+        "addresses": nodes,
+        "use_tls": address.tls,
+        "credentials": login,
+        "request_timeout": int(REQUEST_TIMEOUT_S * 1000),
+        "reconnect_strategy": _RECONNECT,
+        "inflight_requests_limit": IN_FLIGHT_LIMIT,
+        "lazy_connect": True,
+    }
+    connect_ms = int(CONNECT_TIMEOUT_S * 1000)
+    if address.cluster:
+        advanced = glide.AdvancedGlideClusterClientConfiguration(connect_ms, tls)
+        return await glide.GlideClusterClient.create(
+            glide.GlideClusterClientConfiguration(**common, advanced_config=advanced)
+        )
+    return await glide.GlideClient.create(
+        glide.GlideClientConfiguration(
+            **common,
+            database_id=address.database,
+            advanced_config=glide.AdvancedGlideClientConfiguration(connect_ms, tls),
+        )
+    )
+
+
+def _words(command: Sequence[str | bytes | int]) -> list[str | bytes]:
+    return [str(word) if isinstance(word, int) else word for word in command]
+
+
+# "CODE: text" for codes GLIDE does not know, and its own name of the kind for those it knows.
+_SERVER_ERROR = re.compile(
+    r"^(?:An error was signalled by the server: ?- (?P<kind>\w+)|(?P<code>[A-Z][A-Z0-9_]*))(?:: (?P<text>.*))?$",
+    re.DOTALL,
+)
+_AT_CONNECT = re.compile(r"Received error for address `[^`]*`: (?P<rest>.*)", re.DOTALL)
+_NO_TEXT = "Unknown extension error encountered"
+_CODES = {
+    "ResponseError": "ERR",
+    "PermissionDenied": "NOPERM",
+    "AuthenticationFailed": "WRONGPASS",
+    "ReadOnly": "READONLY",
+    "BusyLoadingError": "LOADING",
+    "MasterDown": "MASTERDOWN",
+    "ClusterDown": "CLUSTERDOWN",
+    "TryAgain": "TRYAGAIN",
+}
+
+
+@contextmanager
+def _errors(address: Address, function: str = "") -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise FabricUnavailable(f"Valkey at {address} does not answer: it took too long") from error
+    except glide.GlideError as error:
+        raise _read(error, address, function) from error
+
+
+def _read(error: glide.GlideError, address: Address, function: str) -> DispatchError:
+    text = str(error).strip()
+    if at_connect := _AT_CONNECT.search(text):
+        text = at_connect["rest"].strip()
+    if found := _SERVER_ERROR.match(text):
+        code = found["code"] or _CODES.get(found["kind"], found["kind"])
+        rest = (found["text"] or "").replace(_NO_TEXT, "")
+        return to_error(ServerFault(code, rest, function))
+    return FabricUnavailable(f"Valkey at {address} does not answer: {text}")

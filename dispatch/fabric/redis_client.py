@@ -1,0 +1,187 @@
+"""The async connection over redis-py: the second client, for where GLIDE has no build, and the tests' other eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+from redis import asyncio as redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from dispatch.errors import DispatchError
+from dispatch.fabric.address import Address
+from dispatch.fabric.calls import FunctionCall, T
+from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
+from dispatch.fabric.redis_shared import options, read_error, redis_errors
+
+POOL_SIZE = 64
+"""Connections of one client at most; a call beyond waits for a free one."""
+
+
+class RedisConnection:
+    """`Connection` over redis-py; promises and errors are those of the protocol."""
+
+    def __init__(self, address: Address) -> None:
+        """Prepare a connection; the first call connects.
+
+        Raises:
+            ConfigurationError: the CA file cannot be read.
+        """
+        self._address = address
+        self._client = _client(address)
+
+    async def run(self, group: str, call: FunctionCall[T]) -> T:
+        """Run one function for `group` and decode its answer."""
+        with redis_errors(self._address, call.function):
+            answer = await self._client.execute_command(*call.command(group))
+        return call.decode(answer)
+
+    async def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | DispatchError]:
+        """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
+        if not calls:
+            return []
+        with redis_errors(self._address):
+            pipeline = self._pipeline()
+            for call in calls:
+                pipeline.execute_command(*call.command(group))
+            answers = await pipeline.execute(raise_on_error=False)
+        return [self._outcome(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    async def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        value: bytes | None = await self._command("GET", key)
+        return value
+
+    async def put(self, key: str, value: bytes, *, ttl_ms: int) -> None:
+        """Store a string with an expiry."""
+        await self._command("SET", key, value, "PX", ttl_ms)
+
+    async def read_frames(self, key: str, count: int) -> list[bytes]:
+        """Read (not remove) the first `count` elements of a list."""
+        frames: list[bytes] = await self._command("LRANGE", key, 0, count - 1)
+        return frames
+
+    async def keep_alive(
+        self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
+    ) -> None:
+        """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
+        with redis_errors(self._address):
+            pipeline = self._pipeline()
+            pipeline.execute_command("SET", alive_key, session, "PX", alive_ms)
+            pipeline.execute_command("PEXPIRE", replies_key, replies_ms)
+            await pipeline.execute()
+
+    async def push_token(self, key: str) -> None:
+        """Hand a wake token on."""
+        await self._command("RPUSH", key, 1)
+
+    async def primaries(self) -> list[str]:
+        """Return the addresses of all primaries."""
+        if not self._address.cluster:
+            return self._address.hosts()
+        with redis_errors(self._address):
+            await self._client.initialize()
+            return [f"{node.host}:{node.port}" for node in self._client.get_primaries()]
+
+    async def ping(self) -> None:
+        """Connect if needed, and see whether the server answers.
+
+        Raises:
+            ConfigurationError: the login was refused.
+            FabricUnavailable: no answer.
+        """
+        await self._command("PING")
+
+    def waiter(self) -> RedisWaiter:
+        """Return a waiter with a connection of its own to the same server."""
+        return RedisWaiter(self._address)
+
+    async def aclose(self) -> None:
+        """Close everything. Repeatable."""
+        with anyio.CancelScope(shield=True):
+            await self._client.aclose()
+
+    async def _command(self, *words: str | bytes | int) -> Any:
+        with redis_errors(self._address):
+            return await self._client.execute_command(*words)
+
+    def _pipeline(self) -> Any:
+        return self._client.pipeline() if self._address.cluster else self._client.pipeline(transaction=False)
+
+    def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
+        if isinstance(answer, Exception):
+            return read_error(answer, self._address, call.function)
+        return call.decode(answer)
+
+
+class RedisWaiter:
+    """`Waiter` over redis-py: one connection, made by the first wait and after every failed one."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._wire: Any = None
+
+    async def wait(self, key: str, seconds: float) -> bool:
+        """Wait for a token on `key`, at most about `seconds`; returns whether one came."""
+        seconds = bounded_wait(seconds)
+        try:
+            with redis_errors(self._address):
+                if self._wire is None:
+                    self._wire = await _wire_for(self._address, key)
+                await self._wire.send_command("BLPOP", key, seconds)
+                return await self._wire.read_response(timeout=seconds + WAIT_MARGIN_S) is not None
+        except BaseException:
+            # An abandoned pop would take the next token along: its connection has to go.
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connection; a wait under way ends with `FabricUnavailable`, the next one opens a new one."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            with anyio.CancelScope(shield=True):
+                await wire.disconnect(nowait=True)
+
+
+# A connection never repeats a call: only its caller knows what may be repeated.
+_NO_RETRIES = Retry(NoBackoff(), retries=0)
+
+
+def _client(address: Address) -> Any:
+    if address.cluster:
+        return RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in address.nodes],
+            max_connections=POOL_SIZE,
+            retry=_NO_RETRIES,
+            **options(address),
+        )
+    host, port = address.nodes[0]
+    return redis.Redis.from_pool(_pool(address, host, port))
+
+
+def _pool(address: Address, host: str, port: int) -> redis.BlockingConnectionPool:
+    found = options(address)
+    kind = redis.SSLConnection if found.pop("ssl", False) else redis.Connection
+    return redis.BlockingConnectionPool(
+        max_connections=POOL_SIZE,
+        timeout=REQUEST_TIMEOUT_S,
+        connection_class=kind,
+        host=host,
+        port=port,
+        db=address.database,
+        retry=_NO_RETRIES,
+        **found,
+    )
+
+
+async def _wire_for(address: Address, key: str) -> Any:
+    host, port = address.nodes[0]
+    if address.cluster:
+        async with _client(address) as cluster:
+            node = cluster.get_node_from_key(key)
+            host, port = node.host, int(node.port)
+    pool: Any = _pool(address, host, port)
+    return pool.make_connection()

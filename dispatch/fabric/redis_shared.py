@@ -1,0 +1,66 @@
+"""What the blocking and the async redis-py connection share: how to connect, and how to read an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from redis import exceptions
+
+from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.fabric.address import Address
+from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
+from dispatch.fabric.faults import ServerFault, plain_reason, to_error
+
+
+def options(address: Address, *, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
+    """Return the keyword arguments with which any redis-py client speaks to `address`.
+
+    Raises:
+        ConfigurationError: the CA file cannot be read.
+    """
+    found: dict[str, Any] = {
+        "username": address.username,
+        "password": address.password,
+        "protocol": 2,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    }
+    if address.tls:
+        found["ssl"] = True
+        if (pem := address.ca_pem()) is not None:
+            found["ssl_ca_data"] = pem.decode("ascii")
+    return found
+
+
+@contextmanager
+def redis_errors(address: Address | str, function: str = "") -> Iterator[None]:
+    """Raise this package's error for whatever redis-py raises inside; `function` is what is called, if one is."""
+    try:
+        yield
+    except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        raise read_error(error, address, function) from error
+
+
+def read_error(error: Exception, address: Address | str, function: str = "") -> DispatchError:
+    """Return what an exception of redis-py means."""
+    code = getattr(error, "status_code", None)
+    text = str(error)
+    if code is None and isinstance(error, exceptions.ResponseError):
+        code, _, text = text.partition(" ")
+    if code is not None:
+        return to_error(ServerFault(code, text, function))
+    timed_out = isinstance(error, exceptions.TimeoutError)
+    reason = "it took too long" if timed_out else plain_reason(error)
+    return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")
+
+
+def slot_primaries(slots: Sequence[Any]) -> list[str]:
+    """Return the addresses of the primaries in an answer of CLUSTER SLOTS, each once, in its order."""
+    found = [f"{_text(row[2][0])}:{row[2][1]}" for row in slots]
+    return list(dict.fromkeys(found))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

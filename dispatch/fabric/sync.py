@@ -1,0 +1,158 @@
+"""The blocking connection: redis-py, for the sync SDK and the admin tool. The same surface as `Connection`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+
+from dispatch.fabric.address import Address, parse_url
+from dispatch.fabric.calls import FunctionCall, T
+from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
+from dispatch.fabric.redis_shared import options, redis_errors
+
+# A connection never repeats a call: only its caller knows what may be repeated.
+_NO_RETRIES = Retry(NoBackoff(), retries=0)
+_cluster_node: Any = ClusterNode  # redis-py leaves it without types
+
+
+class BlockingConnection:
+    """One logical connection to a fabric's Valkey for blocking code, safe for many threads at once.
+
+    Promises and errors are those of `Connection`; calls are never repeated by the connection itself.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Prepare a connection to `url`; the first call connects (a cluster is looked up here).
+
+        Raises:
+            ConfigurationError: the URL is malformed or the login was refused.
+            FabricUnavailable: no node of the cluster answered.
+        """
+        self.address = parse_url(url)
+        self._timeout_s = timeout_s
+        self._client = _open(self.address, timeout_s)
+
+    def run(self, group: str, call: FunctionCall[T]) -> T:
+        """Run one function for `group` and decode its answer."""
+        with redis_errors(self.address, call.function):
+            answer = self._client.execute_command(*call.command(group))
+        return call.decode(answer)
+
+    def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        value: bytes | None = self._command("GET", key)
+        return value
+
+    def put(self, key: str, value: bytes, *, ttl_ms: int) -> None:
+        """Store a string with an expiry."""
+        self._command("SET", key, value, "PX", ttl_ms)
+
+    def read_frames(self, key: str, count: int) -> list[bytes]:
+        """Read (not remove) the first `count` elements of a list."""
+        frames: list[bytes] = self._command("LRANGE", key, 0, count - 1)
+        return frames
+
+    def keep_alive(self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> None:
+        """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
+        with redis_errors(self.address):
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.set(alive_key, session, px=alive_ms)
+            pipeline.pexpire(replies_key, replies_ms)
+            pipeline.execute()
+
+    def push_token(self, key: str) -> None:
+        """Hand a wake token on."""
+        self._command("RPUSH", key, 1)
+
+    def primaries(self) -> list[str]:
+        """Return the addresses of all primaries."""
+        return [f"{host}:{port}" for host, port in self._nodes()]
+
+    def primary_clients(self) -> list[tuple[str, Any]]:
+        """Return every primary with a redis-py client of its own, which the caller closes."""
+        return [
+            (f"{host}:{port}", _standalone(self.address, host, port, self._timeout_s)) for host, port in self._nodes()
+        ]
+
+    def waiter(self) -> BlockingWaiter:
+        """Return a waiter with a connection of its own to the same server."""
+        return BlockingWaiter(self.address)
+
+    def close(self) -> None:
+        """Close everything. Repeatable."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _nodes(self) -> list[tuple[str, int]]:
+        if not self.address.cluster:
+            return [self.address.nodes[0]]
+        with redis_errors(self.address):
+            return [(node.host, int(node.port)) for node in self._client.get_primaries()]
+
+    def _command(self, *words: str | bytes | int) -> Any:
+        with redis_errors(self.address):
+            return self._client.execute_command(*words)
+
+
+class BlockingWaiter:
+    """A connection of its own for one blocking wait on wake tokens; for one thread at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._wire: Any = None
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait for a token on `key`, at most about `seconds`; returns whether one came (see `Waiter.wait`)."""
+        seconds = bounded_wait(seconds)
+        try:
+            with redis_errors(self._address):
+                if self._wire is None:
+                    self._wire = _wire_for(self._address, key)
+                self._wire.send_command("BLPOP", key, seconds)
+                return self._wire.read_response(timeout=seconds + WAIT_MARGIN_S) is not None
+        except BaseException:
+            # An abandoned pop would take the next token along: its connection has to go.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; the next wait opens a new one."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.disconnect()
+
+
+def _open(address: Address, timeout_s: float) -> Any:
+    if not address.cluster:
+        host, port = address.nodes[0]
+        return _standalone(address, host, port, timeout_s)
+    with redis_errors(address):
+        return redis.RedisCluster(
+            startup_nodes=[_cluster_node(host, port) for host, port in address.nodes],
+            retry=_NO_RETRIES,
+            **options(address, timeout_s=timeout_s),
+        )
+
+
+def _standalone(address: Address, host: str, port: int, timeout_s: float) -> Any:
+    return redis.Redis(
+        host=host, port=port, db=address.database, retry=_NO_RETRIES, **options(address, timeout_s=timeout_s)
+    )
+
+
+def _wire_for(address: Address, key: str) -> Any:
+    host, port = address.nodes[0]
+    if address.cluster:
+        with _open(address, REQUEST_TIMEOUT_S) as cluster:
+            node = cluster.get_node_from_key(key)
+            host, port = node.host, int(node.port)
+    return _standalone(address, host, port, REQUEST_TIMEOUT_S).connection_pool.make_connection()
