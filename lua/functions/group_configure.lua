@@ -30,14 +30,10 @@ local function invalid(generation, problems)
   return answer
 end
 
-local function by_id(list, id_field)
-  local found = {}
-  for _, item in ipairs(list) do found[item[id_field]] = item end
-  return found
-end
-
 -- A pool that is left out must be empty: its requests would be stranded.
-local function check_removed(step, details, wanted, problems)
+local function check_removed(step, details, configs, problems)
+  local wanted = {}
+  for _, pool in ipairs(configs) do wanted[pool.pool_id] = true end
   for _, name in ipairs(details.pools) do
     local pool = pools.get(step, name)
     local record = pool and pool.record
@@ -73,8 +69,7 @@ local function run(keys, args)
   end
   local document, problems = config.normalise(source)
   local step = state.begin(root) or placement.first_step(root)
-  local wanted, served = by_id(document.pools, "pool_id"), by_id(document.endpoints, "endpoint_id")
-  if #problems == 0 then check_removed(step, details, wanted, problems) end
+  if #problems == 0 then check_removed(step, details, document.pools, problems) end
   if #problems > 0 then return invalid(details.generation, problems) end
   local text = config.encode(document)
   if text == details.document then return { "UNCHANGED", details.generation, details.actor, details.changed_ms } end
@@ -82,8 +77,7 @@ local function run(keys, args)
   local generation = details.generation + 1
   local old_config = step.config
   step.config = group_config(document, generation)
-  placement.apply(step, old_config, details, { pools = document.pools, endpoints = document.endpoints,
-    wanted = wanted, served = served })
+  placement.apply(step, old_config, details, document)
   local names, addresses = {}, {}
   for index, pool in ipairs(document.pools) do names[index] = pool.pool_id end
   for index, endpoint in ipairs(document.endpoints) do addresses[index] = endpoint.endpoint_id end

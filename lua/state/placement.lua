@@ -26,72 +26,64 @@ local function differs(old, new)
   return false
 end
 
--- Endpoints that are new or changed get their config; those left out go when nothing runs on them.
-local function apply_endpoints(step, details, wanted)
-  local changed = {}
-  for _, config in ipairs(wanted.endpoints) do
+-- Endpoints that are new or changed get their config, those left out lose it. Returns the names of all that changed and
+-- a list of those left out.
+local function apply_endpoints(step, details, configs)
+  local changed, named, gone = {}, {}, {}
+  for _, config in ipairs(configs) do
     local endpoint = endpoints.get(step, config.endpoint_id)
+    named[endpoint.name] = true
     if differs(endpoint.config, config) then
-      endpoint.config = config
+      endpoint.config, changed[endpoint.name] = config, true
       endpoints.configure(step, endpoint)
-      changed[endpoint.name] = true
     end
   end
   for _, name in ipairs(details.endpoints) do
-    if not wanted.served[name] then
+    if not named[name] then
       local endpoint = endpoints.get(step, name)
-      changed[name] = true
-      endpoint.config = {}
-      if endpoint.record.in_flight == 0 then
-        endpoints.remove(step, name)
-      else
-        endpoints.configure(step, endpoint)
-      end
+      endpoint.config, changed[name] = {}, true
+      endpoints.configure(step, endpoint)
+      gone[#gone + 1] = endpoint
     end
   end
-  return changed
+  return changed, gone
 end
 
---- Apply `wanted` = { pools, endpoints, wanted = pools by id, served = endpoints by id } to a step whose config is the
--- new one already.
-function placement.apply(step, old_config, details, wanted)
-  local everything = old_config.policy ~= step.config.policy or old_config.cost_max ~= step.config.cost_max
-  local moved = {}
-  local function lift(pool, old_endpoint)
-    rotation.lift(step, pool, old_endpoint, old_config.policy)
-    moved[#moved + 1] = pool
-  end
-
-  local lifted_from = {}
-  for _, config in ipairs(wanted.pools) do
-    local pool = pools.get(step, config.pool_id)
-    if not pool then
-      pool = { name = config.pool_id, config = {}, record = pools.new_record() }
+-- Empty pools that are left out go, with everything of theirs. (That they are empty was checked before.)
+local function remove_pools(step, details, named, old_policy)
+  for _, name in ipairs(details.pools) do
+    local pool = not named[name] and pools.get(step, name)
+    if pool then
+      rotation.lift(step, pool, pool.config.endpoint, old_policy)
+      pools.remove(step, name)
+      queue.remove(step, name)
     end
-    lifted_from[pool.name] = pool.config.endpoint or config.endpoint
-    wanted.wanted[pool.name] = { pool = pool, config = config, changed = differs(pool.config, config) }
   end
-  local changed_endpoints = apply_endpoints(step, details, wanted)
-  for _, config in ipairs(wanted.pools) do
-    local change = wanted.wanted[config.pool_id]
-    local pool, old_endpoint = change.pool, lifted_from[config.pool_id]
-    if everything or change.changed or changed_endpoints[old_endpoint] or changed_endpoints[config.endpoint] then
-      lift(pool, old_endpoint)
+end
+
+--- Bring a normalised `document` into force in a step whose config is the new one already.
+function placement.apply(step, old_config, details, document)
+  local everything = old_config.policy ~= step.config.policy or old_config.cost_max ~= step.config.cost_max
+  local changed_endpoints, gone = apply_endpoints(step, details, document.endpoints)
+  local named, moved = {}, {}
+  for _, config in ipairs(document.pools) do
+    local name = config.pool_id
+    local pool = pools.get(step, name) or { name = name, config = {}, record = pools.new_record() }
+    local old_endpoint = pool.config.endpoint or config.endpoint
+    named[name] = true
+    if everything or differs(pool.config, config) or changed_endpoints[old_endpoint]
+      or changed_endpoints[config.endpoint] then
+      rotation.lift(step, pool, old_endpoint, old_config.policy)
       pool.config = config
       pools.configure(step, pool)
+      moved[#moved + 1] = pool
     end
   end
-  for _, name in ipairs(details.pools) do
-    if not wanted.wanted[name] then
-      local pool = pools.get(step, name)
-      if pool then
-        rotation.lift(step, pool, pool.config.endpoint, old_config.policy)
-        pools.remove(step, name)
-        queue.remove(step, name)
-      end
-    end
-  end
+  remove_pools(step, details, named, old_config.policy)
   for _, pool in ipairs(moved) do rotation.place_anew(step, pool) end
+  for _, endpoint in ipairs(gone) do
+    if endpoint.record.in_flight == 0 then endpoints.remove(step, endpoint.name) end
+  end
   for _ = 1, #moved do wake.ring(step) end
 end
 

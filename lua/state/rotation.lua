@@ -5,7 +5,7 @@
 --   idle    nothing waits in it
 --   line    it can be visited
 --   parked  it was reached and could not launch (its cap, a pause, its endpoint); it keeps turn, deficit and open
---           visit and comes back at that turn. A parked pool costs nothing; a blocked one left in the line about 9 us a visit.
+--           visit and comes back at that turn. A parked pool costs nothing, a blocked one in the line 9 us a visit.
 -- Pools below their protected minimum stand in the kept list as well, which is served first. An entry there is checked
 -- when it is reached, so leaving needs no search.
 local drr = require("lib.drr")
