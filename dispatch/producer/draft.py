@@ -1,0 +1,162 @@
+"""One request as it is submitted: identity, envelope and cost hints. No I/O; both clients use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dispatch.contract import CONTRACT_VERSION, Call, RequestEnvelope, Scalar
+from dispatch.errors import InvalidRequest, RequestRefused, StateConflict
+from dispatch.fabric import functions
+from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.records import Admitted, Exists, Refused, Submission
+from dispatch.fabric.schema import LIMITS, document, key
+from dispatch.producer.options import CallOptions, whole_units
+from dispatch.producer.session import Session
+from dispatch.telemetry.context import current_trace
+
+BODY_TTL_MS = 60_000
+"""How long a stored body waits for its submit; admission then fixes its expiry."""
+
+Admission = Admitted | Exists | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request that can be submitted, and submitted again when the answer was lost.
+
+    `own_id`: the request id was made up here, so nobody else's request can carry it.
+    `body_key` is where `body` has to be stored first; None = it travels inside the submit.
+    """
+
+    submission: Submission
+    body: bytes
+    body_key: str | None
+    own_id: bool
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.submission.request_id
+
+    def submit(self, timeout_ms: int | None) -> FunctionCall[Admission]:
+        """Make the submit with `timeout_ms` left; the nonce stays, so a repeat is never a second request."""
+        return functions.request_submit(dataclasses.replace(self.submission, timeout_ms=timeout_ms))
+
+
+def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
+    """Make a request of `call` for `session`.
+
+    Raises:
+        InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
+    """
+    images, pages, units = check_call(call, options)
+    request_id = options.request_id or uuid.uuid4().hex
+    nonce = uuid.uuid4().hex
+    inline = len(call.body) <= LIMITS["inline_body_bytes"]
+    submission = Submission(
+        request_id=request_id,
+        pool_id=options.pool_id,
+        producer_id=session.producer_id,
+        session=session.session_id,
+        nonce=nonce,
+        model=call.model,
+        message_count=call.message_count,
+        images=images,
+        pages=pages,
+        estimated_cost_units=units,
+        timeout_ms=options.timeout_ms,
+        envelope=_envelope(Submitted(request_id, session.producer_id, images, pages, units), call, options),
+        body_bytes=len(call.body),
+        body=call.body if inline else b"",
+        liveness_ms=session.liveness_ms,
+    )
+    body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
+    return Draft(submission, call.body, body_key, options.request_id is None)
+
+
+def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
+    """Make sure that `call` can be made, queued or directly. Returns its images, pages and explicit cost units.
+
+    What metadata says goes before what was found in the body.
+
+    Raises:
+        InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
+    """
+    if call.stream:
+        raise InvalidRequest(
+            "stream: true is not supported on this path; ask for the whole answer", param="stream", code="unsupported"
+        )
+    given = options.metadata
+    images = _count(given, "image_count")
+    pages = _count(given, "chunk_page_count") or _count(given, "page_count") or 0
+    units = options.estimated_cost_units
+    if units is None:
+        units = _count(given, "estimated_cost_units")
+    return call.image_count if images is None else images, pages, units
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What the envelope repeats of the submission."""
+
+    request_id: str
+    producer_id: str
+    images: int
+    pages: int
+    units: int | None
+
+
+def refusal(draft: Draft, answer: Exists | Refused) -> StateConflict | RequestRefused:
+    """Make the error for a submit that was answered with anything but `Admitted`."""
+    if isinstance(answer, Exists):
+        return StateConflict(
+            f"request_id {draft.request_id!r} is in use: that request is {answer.state}; nothing was queued"
+        )
+    meaning = document()["refusals"].get(answer.reason, "refused")
+    pool_id = draft.submission.pool_id
+    return RequestRefused(
+        answer.reason,
+        pool_id=pool_id,
+        value=answer.value,
+        limit=answer.limit,
+        retry_after_ms=answer.retry_after_ms,
+        message=f"refused ({answer.reason}): {meaning}; pool {pool_id!r}: {answer.value}, allowed {answer.limit}",
+    )
+
+
+def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
+    traceparent, tracestate = options.traceparent, options.tracestate
+    if traceparent is None:
+        traceparent, tracestate = current_trace()
+    return msgspec.json.encode(
+        RequestEnvelope(
+            contract=CONTRACT_VERSION,
+            request_id=submitted.request_id,
+            producer_id=submitted.producer_id,
+            pool_id=options.pool_id,
+            operation=call.operation,
+            model=call.model,
+            stream=call.stream,
+            message_count=call.message_count,
+            image_count=submitted.images,
+            page_count=submitted.pages,
+            estimated_cost_units=submitted.units,
+            timeout_ms=options.timeout_ms,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            caller_request_id=options.caller_request_id,
+            metadata=dict(options.metadata),
+        )
+    )
+
+
+def _count(metadata: Mapping[str, Scalar], name: str) -> int | None:
+    try:
+        return whole_units(name, metadata.get(name))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"metadata {error.message}", param=f"metadata.{name}", code=error.code) from None

@@ -1,0 +1,177 @@
+"""Who waits for which reply, and what the frames of the reply list bring. No I/O; usable from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from dispatch.contract.reply import Reply
+from dispatch.errors import ContractError, ContractMismatch, DispatchError, StateConflict
+from dispatch.fabric.frames import Frame, decode_frame, sequence_of
+
+_log = structlog.get_logger(__name__)
+
+Outcome = Reply | DispatchError
+"""How a request came back to its caller: a reply, or why there will be none."""
+
+_REQUEST_ID_CELL = 3
+TERMINAL = "terminal"
+
+
+class Slot(Protocol):
+    """Where an outcome is put, once: a future of either world."""
+
+    def done(self) -> bool:
+        """Whether an outcome is there."""
+        ...
+
+    def set_result(self, result: Outcome, /) -> None:
+        """Put the outcome."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: Slot
+    admitted: bool = False
+    fetching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a batch of frames came to. `upto` = acknowledge to here (None = nothing to acknowledge).
+
+    `references` are frames whose body stands under a key of its own: to be read if it is wanted, and then released.
+    """
+
+    upto: int | None
+    references: tuple[Frame, ...]
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The requests of one session that wait for their reply.
+
+    A request that its caller has left is kept as *abandoned* for a while: its reply is still due, and has to be taken
+    out of the list. Frames nobody waits for are dropped and counted in `dropped`.
+    """
+
+    clock: Callable[[], float]
+    dropped: int = 0
+    _waiting: dict[str, _Entry] = field(default_factory=dict)
+    _abandoned: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def expect(self, request_id: str, slot: Slot) -> None:
+        """Give the reply of `request_id` to `slot` when it comes.
+
+        Raises:
+            StateConflict: this client already waits for a request of that id.
+        """
+        with self._lock:
+            if request_id in self._waiting:
+                raise StateConflict(f"request_id {request_id!r} is in use: this client waits for that request's reply")
+            self._waiting[request_id] = _Entry(slot)
+            self._abandoned.pop(request_id, None)
+
+    def admitted(self, request_id: str) -> None:
+        """Note that the group has the request: from now on a reply is due."""
+        with self._lock:
+            if (entry := self._waiting.get(request_id)) is not None:
+                entry.admitted = True
+
+    def forget(self, request_id: str) -> None:
+        """Stop waiting; no reply is due."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+            self._abandoned.pop(request_id, None)
+
+    def abandon(self, request_id: str, until: float) -> None:
+        """Stop waiting although a reply is due, by `until` on the clock; it will be taken out and dropped."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+            self._abandoned[request_id] = until
+
+    def settle(self, request_id: str, outcome: Outcome) -> bool:
+        """Hand `outcome` to whoever waits for `request_id`. Only the first one counts; returns whether this was it."""
+        with self._lock:
+            entry = self._waiting.pop(request_id, None)
+        if entry is None or entry.slot.done():
+            return False
+        entry.slot.set_result(outcome)
+        return True
+
+    def fail_all(self, error: Callable[[], DispatchError]) -> int:
+        """Settle every waiting request with an error of its own; returns how many."""
+        ids = self.outstanding()
+        return sum(self.settle(request_id, error()) for request_id in ids)
+
+    def outstanding(self, *, admitted_only: bool = False) -> list[str]:
+        """List the ids that wait for a reply."""
+        with self._lock:
+            return [name for name, entry in self._waiting.items() if entry.admitted or not admitted_only]
+
+    def wanted(self, request_id: str) -> bool:
+        """Whether somebody waits for the reply of `request_id`."""
+        with self._lock:
+            return request_id in self._waiting
+
+    def busy(self) -> bool:
+        """Whether any reply is due, wanted or not."""
+        with self._lock:
+            if self._abandoned and not self._waiting:
+                now = self.clock()
+                self._abandoned = {name: until for name, until in self._abandoned.items() if until > now}
+            return bool(self._waiting or self._abandoned)
+
+    def receive(self, raws: Sequence[bytes]) -> Received:
+        """Hand the frames over. A frame of another contract or a damaged one fails its own request only."""
+        upto: int | None = None
+        references: list[Frame] = []
+        for raw in raws:
+            try:
+                sequence = sequence_of(raw)
+            except ContractError as error:
+                _log.error("reply_frame_unreadable", error=str(error))
+                continue
+            upto = sequence if upto is None else max(upto, sequence)
+            try:
+                frame = decode_frame(raw)
+            except ContractError as error:
+                self._refuse(raw, error)
+                continue
+            if frame.kind == TERMINAL and frame.by_reference:
+                if self._first_seen(frame.reply.request_id):
+                    references.append(frame)
+            elif frame.kind != TERMINAL or not self._deliver(frame.reply.request_id, frame.reply):
+                self.dropped += 1
+        return Received(upto, tuple(references))
+
+    def _deliver(self, request_id: str, outcome: Outcome) -> bool:
+        with self._lock:
+            self._abandoned.pop(request_id, None)
+        return self.settle(request_id, outcome)
+
+    def _first_seen(self, request_id: str) -> bool:
+        """Whether nobody reads this body yet (a frame comes again when its ack was lost)."""
+        with self._lock:
+            self._abandoned.pop(request_id, None)
+            entry = self._waiting.get(request_id)
+            if entry is None:
+                self.dropped += 1
+                return True
+            first = not entry.fetching
+            entry.fetching = True
+            return first
+
+    def _refuse(self, raw: bytes, error: ContractError) -> None:
+        cells = raw.partition(b"\n")[0].split(b"|")
+        request_id = cells[_REQUEST_ID_CELL].decode("utf-8", "replace") if len(cells) > _REQUEST_ID_CELL else ""
+        kind = ContractMismatch if isinstance(error, ContractMismatch) else ContractError
+        delivered = self._deliver(request_id, kind(f"{error} (request {request_id!r})"))
+        self.dropped += not delivered
+        _log.error("reply_frame_refused", request_id=request_id, delivered=delivered, error=str(error))

@@ -1,0 +1,158 @@
+"""What a client and a single call can be told; checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from dispatch.contract import Scalar, check_name
+from dispatch.errors import ConfigurationError, InvalidRequest
+
+if TYPE_CHECKING:  # the HTTP stack is loaded by clients that call an endpoint themselves, not by every producer
+    from dispatch.backend.endpoint import Endpoint
+
+DEFAULT_POOL = "default"
+_TIMEOUT_MS_MAX = 2**31 - 1
+_UNITS_MAX = 2**31 - 1
+
+ClientName = Literal["glide", "redis"]
+
+
+class ClientKeywords(TypedDict, total=False):
+    """The keyword arguments of both clients: the members of `ClientOptions`, all optional."""
+
+    fabric_group: str
+    producer_id: str | None
+    direct: bool
+    endpoint: str | Endpoint | None
+    client: ClientName
+    liveness_ms: int
+    replies_ttl_ms: int
+    admission_ms: int
+    close_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client behaves.
+
+    `producer_id` None = one is made up; a given one belongs to one client at a time (the newest takes it over).
+    `direct` sends calls straight to `endpoint` (a base URL or an `Endpoint`) without a queue; no Valkey is used.
+    `client` is the Valkey client of the asynchronous data path.
+    `liveness_ms` is how long the group takes this producer for alive after its last sign; a sign goes out at a third.
+    `replies_ttl_ms` is how long replies wait for a producer that does not read.
+    `admission_ms` bounds how long a submit whose answer was lost is repeated (or the call's timeout, if shorter). It
+    stays below the time a group remembers an ended request (60 s), so that a repeat can never be a second request.
+    `close_ms` bounds how long closing waits for outstanding requests to be cancelled.
+    """
+
+    fabric_group: str = "default"
+    producer_id: str | None = None
+    direct: bool = False
+    endpoint: str | Endpoint | None = None
+    client: ClientName = "glide"
+    liveness_ms: int = 30_000
+    replies_ttl_ms: int = 300_000
+    admission_ms: int = 50_000
+    close_ms: int = 2_000
+
+    def __post_init__(self) -> None:
+        check_name("fabric_group", self.fabric_group)
+        if self.producer_id is not None:
+            check_name("producer_id", self.producer_id)
+        if self.direct and self.endpoint is None:
+            raise ConfigurationError("direct=True needs an endpoint: a base URL such as http://127.0.0.1:9000/v1")
+        if self.endpoint is not None and not self.direct:
+            raise ConfigurationError("endpoint is only for direct=True: a queued call goes where its pool points")
+        if self.client not in ("glide", "redis"):
+            raise ConfigurationError(f"client is {self.client!r}, allowed are 'glide' and 'redis'")
+        for name in ("liveness_ms", "replies_ttl_ms", "admission_ms", "close_ms"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(f"{name} is {value!r}, it must be a whole number of milliseconds, at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """What travels beside one call's body.
+
+    `request_id` None = one is made up. `timeout_ms` None = the pool's default; it counts from admission.
+    `metadata` is for operators and for the cost rule (`image_count`, `chunk_page_count`, `page_count`,
+    `estimated_cost_units`); it is never part of the body. `admission_ms` None = the client's.
+    `traceparent` None = that of the current OpenTelemetry span, if there is one.
+    """
+
+    pool_id: str = DEFAULT_POOL
+    request_id: str | None = None
+    timeout_ms: int | None = None
+    metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    estimated_cost_units: int | None = None
+    admission_ms: int | None = None
+    caller_request_id: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name("pool", self.pool_id)
+        if self.request_id is not None:
+            check_name("request_id", self.request_id)
+        for name, limit in (("timeout_ms", _TIMEOUT_MS_MAX), ("admission_ms", _TIMEOUT_MS_MAX)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value <= limit):
+                message = f"{name} is {value!r}: a whole number from 1 to {limit} is allowed"
+                raise InvalidRequest(message, param=name, code="invalid_value")
+        whole_units("cost", self.estimated_cost_units)
+        for name, item in self.metadata.items():
+            if not isinstance(name, str) or not isinstance(item, str | int | float | bool | None):
+                raise InvalidRequest(
+                    f"metadata {name!r} is {type(item).__name__}: only text, numbers, booleans and null are allowed",
+                    param=f"metadata.{name}",
+                    code="invalid_type",
+                )
+            if isinstance(item, float) and not math.isfinite(item):
+                raise InvalidRequest(f"metadata {name!r} is {item}: it must be finite", param=f"metadata.{name}")
+
+
+def timeout_ms(seconds: float | None) -> int | None:
+    """Return `seconds` as whole milliseconds, rounded up; None stays None.
+
+    Raises:
+        InvalidRequest: no number, not finite, not above 0, or more than about 24 days.
+    """
+    if seconds is None:
+        return None
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _TIMEOUT_MS_MAX / 1000:
+        return math.ceil(seconds * 1000)
+    raise InvalidRequest(
+        f"timeout is {seconds!r}: seconds above 0 and at most {_TIMEOUT_MS_MAX // 1000} are allowed",
+        param="timeout",
+        code="invalid_value",
+    )
+
+
+def whole_units(name: str, value: object) -> int | None:
+    """Return `value` if it is a whole number >= 0 that the cost rule can use; None stays None.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _UNITS_MAX:
+        return value
+    raise InvalidRequest(
+        f"{name} is {value!r}: a whole number from 0 to {_UNITS_MAX} is allowed", param=name, code="invalid_value"
+    )
+
+
+def require_url(url: str) -> str:
+    """Return `url`.
+
+    Raises:
+        ConfigurationError: it is empty.
+    """
+    if not url:
+        raise ConfigurationError("the Valkey URL is missing: DispatchClient('valkey://host:6379', fabric_group=...)")
+    return url

@@ -1,0 +1,124 @@
+"""The reply pump of the asynchronous client: one per client, for all its requests.
+
+Frames are read without removing them, handed over, then acknowledged up to their sequence: a reply that was read by
+somebody who vanished is still there. What blocks is only the wait for wake tokens, on a connection of its own; tokens
+may be lost, so each wait is bounded. While nothing is outstanding nothing is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.fabric import functions
+from dispatch.fabric.connection import Connection, Waiter
+from dispatch.fabric.frames import Frame
+from dispatch.producer.inbox import Inbox
+from dispatch.producer.session import Session
+
+_log = structlog.get_logger(__name__)
+
+WAIT_S = 0.5
+"""Longest wait for a wake token: how late a reply can be whose token was lost."""
+
+FRAMES_MAX = 100
+"""Frames per read; at most about 6.5 MB."""
+
+_RETRY_MIN_S, _RETRY_MAX_S = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PumpEvents:
+    """What the pump tells its client.
+
+    `reference`: a frame's body has to be read from its own key. `recovered`: the server answers again after a failure.
+    `taken_over`: another session owns the producer.
+    """
+
+    reference: Callable[[Frame], None]
+    recovered: Callable[[], None]
+    taken_over: Callable[[], None]
+
+
+class Pump:
+    """Moves frames from the producer's reply list into the inbox."""
+
+    def __init__(self, connection: Connection, session: Session, inbox: Inbox, events: PumpEvents) -> None:
+        self._connection = connection
+        self._session = session
+        self._inbox = inbox
+        self._events = events
+        self._wanted = anyio.Event()
+        self._draining = anyio.Lock()
+        self.last_contact = time.monotonic()
+
+    def wake(self) -> None:
+        """Say that a reply is due."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Pump until cancelled."""
+        waiter = self._connection.waiter()
+        failures = 0
+        try:
+            while True:
+                if not self._inbox.busy():
+                    self._wanted = anyio.Event()
+                    await self._wanted.wait()
+                try:
+                    await self._round(waiter)
+                except DispatchError as error:
+                    failures += 1
+                    if failures == 1:
+                        _log.warning("reply_pump_interrupted", producer_id=self._session.producer_id, error=str(error))
+                    await anyio.sleep(min(_RETRY_MIN_S * 2**failures, _RETRY_MAX_S))
+                    continue
+                if failures:
+                    _log.info("reply_pump_restored", producer_id=self._session.producer_id, failures=failures)
+                    failures = 0
+                    self._events.recovered()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await waiter.aclose()
+
+    async def _round(self, waiter: Waiter) -> None:
+        try:
+            await waiter.wait(self._session.wake_key, WAIT_S)
+        except FabricUnavailable:
+            # The list may still be readable: a reply must not wait for the waiter's connection.
+            await self.drain()
+            raise
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Hand over and acknowledge every frame that is there.
+
+        Raises:
+            FabricError: the server did not answer or refused; what was read is handed over already.
+        """
+        async with self._draining:
+            while True:
+                raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
+                self.last_contact = time.monotonic()
+                if not raws:
+                    return
+                received = self._inbox.receive(raws)
+                for frame in received.references:
+                    self._events.reference(frame)
+                if received.upto is None or await self._acknowledge(received.upto) == 0:
+                    return
+
+    async def _acknowledge(self, upto: int) -> int:
+        """Trim what was handed over; returns how many frames are left."""
+        session = self._session
+        call = functions.reply_ack(session.producer_id, session.session_id, upto=upto)
+        answer = await self._connection.run(session.group, call)
+        if not answer.owner:
+            self._events.taken_over()
+            return 0
+        return answer.remaining

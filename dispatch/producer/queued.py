@@ -1,0 +1,246 @@
+"""The queued path of the asynchronous client: through the fabric group to a gateway and back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from dispatch.contract import Call, Reply
+from dispatch.errors import DispatchError, FabricError, StateConflict
+from dispatch.fabric.connecting import verify_library
+from dispatch.fabric.connection import Connection
+from dispatch.fabric.frames import Frame
+from dispatch.producer.bodies import Bodies
+from dispatch.producer.draft import make_draft
+from dispatch.producer.errand import Errand, no_word
+from dispatch.producer.farewell import Farewell, reply_due
+from dispatch.producer.inbox import Inbox, Outcome
+from dispatch.producer.liveness import Listener, Liveness, beat_connection
+from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.pipeline import Pipeline
+from dispatch.producer.pump import Pump, PumpEvents
+from dispatch.producer.recovery import unanswerable
+from dispatch.producer.session import Session
+from dispatch.producer.submitter import Submitter
+
+_log = structlog.get_logger(__name__)
+
+_CLOSE_POLL_S = 0.01
+_LAST_DRAIN_S = 1.0
+_LOOK_AGAIN_S = 1.0
+
+
+class QueuedPath:
+    """One producer session on one connection. Opened and closed once; may be closed from another task."""
+
+    def __init__(self, url: str, options: ClientOptions, connection: Connection) -> None:
+        self._options = options
+        self._connection = connection
+        self.session = Session.begin(options)
+        self.inbox = Inbox(time.monotonic)
+        self._pipeline = Pipeline(connection, self.session.group)
+        self._submitter = Submitter(connection, self._pipeline)
+        self._farewell = Farewell(connection, self._pipeline, self.session, self.inbox)
+        self._bodies = Bodies(connection, self.session.group, self.inbox)
+        events = PumpEvents(reference=self._fetch, recovered=self._look_after_soon, taken_over=self._taken_over)
+        self._pump = Pump(connection, self.session, self.inbox, events)
+        self._liveness = Liveness(
+            self.session,
+            lambda: beat_connection(url, self.session),
+            Listener(
+                lapsed=lambda: self._from_thread(self._look_after_soon),
+                taken_over=lambda: self._from_thread(self._taken_over),
+            ),
+        )
+        self._stop = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unusable: Callable[[], DispatchError] | None = None
+        self._looking_after = False
+
+    async def open(self) -> None:
+        """Check the library, give the first sign of life and start the background work.
+
+        Raises:
+            FabricUnavailable, LibraryProblem, ConfigurationError: the group cannot be used; nothing was started.
+        """
+        session = self.session
+        await verify_library(self._connection, session.group)
+        await self._connection.keep_alive(
+            session.alive_key,
+            session.session_id,
+            session.replies_key,
+            alive_ms=session.liveness_ms,
+            replies_ms=session.replies_ttl_ms,
+        )
+        self._loop = asyncio.get_running_loop()
+        started = anyio.Event()
+        # A task of its own, awaited by aclose(): a task group cannot be entered in one task and left in another, and an
+        # error of the caller's must leave `async with` as itself, not inside a group.
+        self._supervisor = asyncio.create_task(self._supervise(started), name=f"producer-{session.producer_id}")
+        self._supervisor.add_done_callback(self._supervisor_ended)
+        await started.wait()
+        self._liveness.start()
+
+    async def call(self, call: Call, options: CallOptions) -> Reply:
+        """Queue `call` and wait for its terminal reply, whatever its ending.
+
+        When the waiting task is cancelled the request is cancelled in the background.
+
+        Raises:
+            InvalidRequest: the call cannot be queued.
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+        """
+        self._check_usable()
+        errand = Errand.of(make_draft(self.session, call, options), options, self._options)
+        self.inbox.expect(errand.request_id, errand.slot)
+        self._pump.wake()
+        try:
+            reply_s = await self._submitter.admit(errand)
+            self.inbox.admitted(errand.request_id)
+            outcome = await self._reply(errand, reply_s)
+        except BaseException:
+            self._leave(errand)
+            raise
+        if isinstance(outcome, Reply):
+            return outcome
+        self._leave(errand)
+        raise outcome
+
+    async def aclose(self) -> None:
+        """Cancel what is outstanding, wait for that at most `close_ms`, and end. Repeatable; cannot be cancelled."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return
+        self._unusable = self._unusable or _closed
+        self._liveness.stop()
+        with anyio.CancelScope(shield=True):
+            if not supervisor.done():
+                with anyio.move_on_after(self._options.close_ms / 1000):
+                    await self._cancel_outstanding()
+                self.inbox.fail_all(_closed)
+                with anyio.move_on_after(_LAST_DRAIN_S):
+                    await self._last_drain()
+            self._stop.set()
+            await asyncio.wait([supervisor])
+            await anyio.to_thread.run_sync(self._liveness.join)
+        if not supervisor.cancelled() and (failure := supervisor.exception()) is not None:
+            raise failure
+
+    async def _supervise(self, started: anyio.Event) -> None:
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._pipeline.run)
+            tasks.start_soon(self._pump.run)
+            started.set()
+            await self._stop.wait()
+            self._tasks = None
+            tasks.cancel_scope.cancel()
+
+    def _supervisor_ended(self, supervisor: asyncio.Task[None]) -> None:
+        self._tasks = None
+        self._liveness.stop()
+        if self._unusable is None:  # nobody closed it: a bug in the background work, or the loop is being torn down
+            self._unusable = _broken
+            self.inbox.fail_all(_broken)
+            if not supervisor.cancelled():
+                _log.error("producer_broken", producer_id=self.session.producer_id, error=repr(supervisor.exception()))
+
+    async def _reply(self, errand: Errand, reply_s: float) -> Outcome:
+        if not errand.slot.done():
+            with anyio.move_on_after(reply_s):
+                return await errand.slot.wait()
+        if errand.slot.done():
+            return errand.slot.result()
+        outcome = no_word(errand.draft, time.monotonic() - self._pump.last_contact)
+        self._leave(errand)
+        return outcome
+
+    def _leave(self, errand: Errand) -> None:
+        """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
+        if errand.surely_not_queued() or self._tasks is None:
+            self.inbox.forget(errand.request_id)
+            return
+        self.inbox.abandon(errand.request_id, reply_due())
+        self._pump.wake()
+        self._tasks.start_soon(self._farewell.retire, errand)
+
+    async def _cancel_outstanding(self) -> None:
+        async with anyio.create_task_group() as cancels:
+            for request_id in self.inbox.outstanding(admitted_only=True):
+                cancels.start_soon(self._farewell.cancel, request_id, "the client was closed")
+        while self.inbox.busy():  # noqa: ASYNC110 - once, bounded; an event would be kept on the hot path for this
+            await anyio.sleep(_CLOSE_POLL_S)
+
+    async def _last_drain(self) -> None:
+        try:
+            await self._pump.drain()
+        except FabricError as error:
+            _log.info("replies_left_to_expire", producer_id=self.session.producer_id, reason=str(error))
+
+    def _fetch(self, frame: Frame) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._bodies.fetch, frame)
+
+    def _look_after_soon(self) -> None:
+        if self._tasks is not None and not self._looking_after:
+            self._looking_after = True
+            self._tasks.start_soon(self._look_after)
+
+    async def _look_after(self) -> None:
+        """Tell callers whose request the group has dropped or lost while server or process stood still."""
+        try:
+            while ids := self.inbox.outstanding(admitted_only=True):
+                try:
+                    outcomes = await unanswerable(self._connection, self.session.group, ids)
+                    await self._pump.drain()  # a frame goes before what is concluded here
+                except DispatchError as error:
+                    _log.info("requests_not_looked_after", producer_id=self.session.producer_id, reason=str(error))
+                    await anyio.sleep(_LOOK_AGAIN_S)
+                    continue
+                for request_id, outcome in outcomes.items():
+                    self.inbox.settle(request_id, outcome)
+                return
+        finally:
+            self._looking_after = False
+
+    def _taken_over(self) -> None:
+        if self._unusable is None:
+            _log.error("producer_taken_over", producer_id=self.session.producer_id)
+            self._unusable = self.session.taken_over
+            self._liveness.stop()
+            self.inbox.fail_all(self.session.taken_over)
+
+    def _from_thread(self, callback: Callable[[], None]) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed, and with it everything that could wait
+            self._liveness.stop()
+
+    def _check_usable(self) -> None:
+        if self.session.forked:
+            raise StateConflict(
+                f"this client was opened in process {self.session.pid} and cannot be used in a forked child: "
+                "open a new DispatchClient there"
+            )
+        if self._unusable is not None:
+            raise self._unusable()
+        if self._supervisor is None:
+            raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
+
+
+def _closed() -> DispatchError:
+    return StateConflict("the client was closed; requests still outstanding were told to stop")
+
+
+def _broken() -> DispatchError:
+    return FabricError("the client's background work ended unexpectedly; open a new client")
