@@ -1,0 +1,75 @@
+"""Who does the work of a lease: the seam between claiming and calling."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dispatch.backend.client import EndpointClient
+from dispatch.backend.execution import Execution
+from dispatch.contract.call import Call
+from dispatch.contract.envelope import RequestEnvelope
+from dispatch.contract.reply import ReplyHead
+from dispatch.fabric.records import Lease
+from dispatch.gateway.endpoints import Endpoints
+
+
+class Executor(Protocol):
+    """Runs one request.
+
+    Duties:
+
+    1. Answer an `Execution` for whatever the endpoint does; an exception is settled as `failed` (a fault of ours).
+    2. Keep `deadline_s` (seconds from now); a run that is late by much is cancelled and settled as `expired`.
+    3. When cancelled, break the work off and let the cancellation through.
+    """
+
+    async def execute(self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
+        """Run the request of `lease`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of what is held between requests. Repeatable."""
+        ...
+
+
+class EndpointExecutor:
+    """Calls the endpoint that the lease names, by the group's config."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._client = EndpointClient()
+
+    async def execute(self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
+        """Call the endpoint.
+
+        Raises:
+            EndpointUnusable: the config has no such endpoint, or its key cannot be read here.
+        """
+        endpoint = await self._endpoints.find(lease.endpoint_id)
+        call = Call(
+            operation=envelope.operation,
+            body=body,
+            model=envelope.model,
+            stream=envelope.stream,
+            message_count=envelope.message_count,
+            image_count=envelope.image_count,
+        )
+        return await self._client.execute(endpoint, call, deadline_s=deadline_s)
+
+    async def aclose(self) -> None:
+        """Close the connections to endpoints."""
+        await self._client.aclose()
+
+
+class NoopExecutor:
+    """Answers at once with the same bytes: what is left is the cost of the queue itself."""
+
+    def __init__(self, body: bytes = b"{}") -> None:
+        self._execution = Execution(outcome="succeeded", head=ReplyHead(status=200), body=body, verdict="good")
+
+    async def execute(self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:  # noqa: ARG002 - the protocol's
+        """Do nothing, successfully."""
+        return self._execution
+
+    async def aclose(self) -> None:
+        """Nothing to close."""

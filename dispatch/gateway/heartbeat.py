@@ -1,0 +1,172 @@
+"""The heartbeat: register, renew every lease, learn what was lost, cancelled or never heard of, and reap.
+
+It shares nothing with the claim loop but the holdings, so neither can hold the other up; it goes on while the gateway
+drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import anyio
+import structlog
+
+from dispatch.fabric import functions
+from dispatch.fabric.library import package_version
+from dispatch.fabric.records import Heartbeat, Lease
+from dispatch.fabric.schema import LIMITS, key
+from dispatch.gateway.claims import ClaimLoop
+from dispatch.gateway.endpoints import Endpoints
+from dispatch.gateway.holdings import Held, Phase, StopReason
+from dispatch.gateway.identity import Identity
+from dispatch.gateway.link import PROBLEMS, Link
+from dispatch.gateway.runs import Runner
+from dispatch.gateway.settling import Settler
+from dispatch.gateway.waking import TokenListener
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S = 0.25
+_SHORTEST_PAUSE_S = 0.02  # between beats that were asked for, so that a storm of cancels shares them
+_REAP_ROUNDS = 50
+
+
+class Heart:
+    """Beats every third of a lease, and at once when a token says that one of our requests was cancelled."""
+
+    def __init__(self, link: Link, runner: Runner, claims: ClaimLoop, endpoints: Endpoints) -> None:
+        self._link = link
+        self._runner = runner
+        self._holdings = runner.holdings
+        self._claims = claims
+        self._endpoints = endpoints
+        self._identity: Identity = claims.identity
+        self._settler: Settler = claims.settler
+        claims.on_generation = endpoints.expect
+        self._loop = asyncio.get_running_loop()
+        self._now = asyncio.Event()
+        self._suspects: set[tuple[str, int]] = set()
+        self.last_ok: float | None = None
+        """When (event loop's clock) the newest confirmed beat was sent."""
+        wake_key = key(link.group, "wake_gateway", gateway=self._identity.gateway_id)
+        self.listener = TokenListener(link, wake_key, self._on_token)
+        endpoints.on_stale = self._now.set  # the time of a lease may be another one
+
+    async def run(self) -> None:
+        """Beat until cancelled, whatever the server does."""
+        self.listener.arm()
+        while True:
+            try:
+                if self._endpoints.stale:
+                    await self._endpoints.load()
+                await self.beat()
+                await self._reap()
+                pause = self._endpoints.lease_ms / 3000
+            except PROBLEMS as error:
+                log.debug("heartbeat_failed", error=str(error))
+                pause = min(self._endpoints.lease_ms / 3000, _RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            with anyio.move_on_after(pause):
+                await self._now.wait()
+                await anyio.sleep(_SHORTEST_PAUSE_S)
+            self._now.clear()
+
+    async def guard(self) -> None:
+        """Break off runs whose lease ended without a confirmed renewal, until cancelled. Asks nobody."""
+        while True:
+            now = self._loop.time()
+            next_end = now + self._endpoints.lease_ms / 1000
+            for held in self._holdings:
+                if held.phase is Phase.FINISHED:
+                    continue  # its result is offered until the server answers; the fence decides
+                if held.ends_at <= now:
+                    log.warning("lease_not_renewed", request_id=held.lease.request_id, pool_id=held.lease.pool_id)
+                    self._runner.stop(held, StopReason.FENCED)
+                else:
+                    next_end = min(next_end, held.ends_at)
+            await anyio.sleep(next_end - now)
+
+    async def beat(self) -> None:
+        """Send one heartbeat and act on its answer.
+
+        Raises:
+            FabricError, ConfigurationError: what the connection says.
+        """
+        held = tuple(self._holdings)
+        me = self._identity
+        beat = Heartbeat(
+            gateway_id=me.gateway_id,
+            host=me.host,
+            pid=me.pid,
+            version=package_version(),
+            slots=me.slots,
+            held=tuple((one.lease.request_id, one.lease.fence) for one in held),
+            nonces=self._claims.outstanding,
+            started_ms=me.started_ms,
+            draining=self._claims.draining,
+        )
+        answer = await self._link.once(functions.lease_renew(beat))
+        renewal, sent_at = answer.value, answer.sent_at
+        first, self.last_ok = self.last_ok is None, sent_at
+        self._endpoints.expect(renewal.generation)
+        named = {one.lease.request_id: one for one in held}
+        self._renewed(held, set(renewal.lost), sent_at)
+        for request_id in renewal.lost:
+            self._stop(named.get(request_id), StopReason.LOST)
+        for request_id in renewal.cancelled:
+            self._stop(named.get(request_id), StopReason.CANCELLED)
+        self._reconcile(renewal.unknown, first=first, offset=sent_at - renewal.server_ms / 1000)
+
+    def _renewed(self, held: tuple[Held, ...], lost: set[str], sent_at: float) -> None:
+        if self._endpoints.stale:
+            return  # the lease time may have become shorter than we know: what was sure stays sure
+        ends_at = sent_at + self._endpoints.lease_ms / 1000
+        for one in held:
+            if one.lease.request_id not in lost:
+                one.ends_at = ends_at
+
+    def _stop(self, held: Held | None, reason: StopReason) -> None:
+        if held is not None and held.stop is None:
+            self._runner.stop(held, reason)
+
+    def _reconcile(self, unknown: tuple[Lease, ...], *, first: bool, offset: float) -> None:
+        """Deal with leases the server holds for us and we did not name.
+
+        Before the first claim they are an earlier life's under the same gateway id: they may have run, so their callers
+        are told. Later ones are of a claim whose answer never came, or of one that overtook this heartbeat on another
+        connection. The latter is named or settled by the next beat, so only what is listed twice in a row is run.
+        """
+        suspects = set[tuple[str, int]]()
+        for lease in unknown:
+            if self._holdings.get(lease.request_id, lease.fence) is not None:
+                continue
+            fenced = self._holdings.abandoned(lease)
+            if first or fenced is Phase.CALLING:
+                self._runner.settle_unrun(lease, self._settler.lost(lease))
+            elif fenced is not None:
+                self._runner.settle_unrun(lease, self._settler.released(lease))
+            elif (lease.request_id, lease.fence) in self._suspects:
+                self._adopt(lease, offset)
+            else:
+                suspects.add((lease.request_id, lease.fence))
+        self._suspects = suspects
+        if suspects:
+            self._now.set()
+
+    def _adopt(self, lease: Lease, offset: float) -> None:
+        run = self._holdings.free() > 0 and not self._claims.draining
+        log.warning("unknown_lease", request_id=lease.request_id, pool_id=lease.pool_id, run=run)
+        if run:
+            self._runner.start(lease, offset)
+        else:
+            self._runner.settle_unrun(lease, self._settler.released(lease))
+
+    async def _reap(self) -> None:
+        for _ in range(_REAP_ROUNDS):
+            answer = await self._link.once(functions.lease_reap(limit=LIMITS["reap_max"]))
+            if not answer.value.more:
+                return
+
+    def _on_token(self, token: bool) -> None:  # noqa: ARG002 - a lost connection is a reason to beat, too
+        self._now.set()
+        self.listener.arm()

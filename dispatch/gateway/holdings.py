@@ -1,0 +1,142 @@
+"""What this gateway holds: its leases, how far each is, and results that wait to be settled.
+
+A lease stays here until its settle is answered, so every heartbeat names it; it takes a slot for as long. Plain data,
+no waiting: the claim loop, the runs and the heartbeat all work on it between their awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from dispatch.fabric.records import Lease, Settlement
+from dispatch.fabric.schema import LIMITS
+
+_BATCH_BYTES = 1 << 20  # bodies in one settle call: about a millisecond of the server, which serves others too
+_ABANDONED_KEPT = 4096
+
+
+class Phase(Enum):
+    """How far a lease is. What has not reached CALLING may be given back as if never claimed."""
+
+    NEW = "new"
+    FETCHING = "fetching"
+    CALLING = "calling"
+    FINISHED = "finished"
+
+
+class StopReason(Enum):
+    """Why a run is stopped from outside."""
+
+    LOST = "lost"  # the server says the lease is another's or over
+    FENCED = "fenced"  # no renewal was confirmed up to the lease's end
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DRAINED = "drained"
+
+
+NOTHING_TO_SETTLE = frozenset({StopReason.LOST, StopReason.FENCED})
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One lease as this gateway sees it. Times are of the event loop's clock, seconds."""
+
+    lease: Lease
+    ends_at: float
+    deadline_at: float
+    phase: Phase = Phase.NEW
+    stop: StopReason | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class Holdings:
+    """The leases of one gateway, by request id; never two of one request."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.changed = asyncio.Event()
+        """Set when a result is ready or a slot became free; cleared by the claim loop, which alone waits for it."""
+        self._held: dict[str, Held] = {}
+        self._finished: deque[Settlement] = deque()
+        self._abandoned: OrderedDict[tuple[str, int], Phase] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(tuple(self._held.values()))
+
+    def get(self, request_id: str, fence: int) -> Held | None:
+        """Return the lease if it is held under exactly this fence."""
+        held = self._held.get(request_id)
+        return held if held is not None and held.lease.fence == fence else None
+
+    def other(self, lease: Lease) -> Held | None:
+        """Return what is held of the same request under another fence."""
+        held = self._held.get(lease.request_id)
+        return held if held is not None and held.lease.fence != lease.fence else None
+
+    def add(self, held: Held) -> None:
+        """Take a lease; one of the same request is forgotten (a newer fence makes it worthless)."""
+        self._held[held.lease.request_id] = held
+
+    def finish(self, held: Held, settlement: Settlement) -> None:
+        """Queue the result of a lease for the next settle; nothing happens when the lease is gone meanwhile."""
+        if self._held.get(held.lease.request_id) is not held or held.phase is Phase.FINISHED:
+            return
+        held.phase = Phase.FINISHED
+        self._finished.append(settlement)
+        self.changed.set()
+
+    def drop(self, held: Held) -> None:
+        """Forget a lease without settling it. A fenced one is remembered: the server may still count it as ours."""
+        if self._held.get(held.lease.request_id) is not held:
+            return
+        del self._held[held.lease.request_id]
+        if held.stop is StopReason.FENCED:
+            self._abandoned[held.lease.request_id, held.lease.fence] = held.phase
+            if len(self._abandoned) > _ABANDONED_KEPT:
+                self._abandoned.popitem(last=False)
+        self.changed.set()
+
+    def abandoned(self, lease: Lease) -> Phase | None:
+        """Return how far a fenced lease had come when it was dropped (and forget that), None if it is no such lease."""
+        return self._abandoned.pop((lease.request_id, lease.fence), None)
+
+    def take(self) -> list[Settlement]:
+        """Take finished results for one settle call, bounded in number and bytes. They are held until `settled`."""
+        finished, items, size = self._finished, list[Settlement](), 0
+        while finished and len(items) < LIMITS["settle_max"] and size < _BATCH_BYTES:
+            item = finished.popleft()
+            size += len(item.body)
+            items.append(item)
+        return items
+
+    @property
+    def waiting(self) -> bool:
+        """Whether results wait to be settled."""
+        return bool(self._finished)
+
+    def settled(self, item: Settlement) -> None:
+        """The server answered for this result, whatever it said: the lease is over."""
+        held = self._held.get(item.request_id)
+        if held is not None and held.lease.fence == item.fence:
+            del self._held[item.request_id]
+
+    def free(self, *, settling: int = 0) -> int:
+        """Slots that are free once `settling` results are settled."""
+        return max(0, self.slots - len(self._held) + settling)
+
+    def named(self) -> tuple[tuple[str, int], ...]:
+        """Id and fence of every lease, for a heartbeat."""
+        return tuple((request_id, held.lease.fence) for request_id, held in self._held.items())
+
+    @property
+    def in_flight(self) -> int:
+        """Leases whose result is not there yet."""
+        return sum(held.phase is not Phase.FINISHED for held in self._held.values())

@@ -1,0 +1,115 @@
+"""This gateway's line to its fabric group: calls, whether they get through, and asking until answered."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+import structlog
+
+from dispatch.errors import ConfigurationError, DispatchError, FabricError, GroupUnknown
+from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.connection import Connection
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+_FIRST_DELAY_S = 0.02
+_LAST_DELAY_S = 0.5  # the first submit after an outage is dispatched well within two seconds
+
+PROBLEMS = (FabricError, ConfigurationError)
+"""What a call may raise while a gateway runs: no answer, no library, no right. None of it ends the gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """An answer, and when (event loop's clock) the call it answers was sent."""
+
+    value: T
+    sent_at: float
+
+
+class Link:
+    """Runs calls for one group and knows since when they get through (or not, and why)."""
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self.connection = connection
+        self.group = group
+        self.reachable = True
+        self.since = time.time()
+        self.problem = ""
+        self.on_group_unknown: Callable[[], Awaitable[None]] | None = None
+
+    async def once(self, call: FunctionCall[T]) -> Answer[T]:
+        """Run one call.
+
+        Raises:
+            FabricError, ConfigurationError: what the connection says.
+        """
+        return await self._watched(lambda: self.connection.run(self.group, call))
+
+    async def insist(self, call: FunctionCall[T], *, refused: tuple[type[DispatchError], ...] = ()) -> Answer[T]:
+        """Repeat the very same call until it is answered (its nonce makes that safe), with growing pauses.
+
+        Ends only with an answer, by cancellation, or with one of the errors named by `refused`.
+        """
+        return await self._insist(lambda: self.connection.run(self.group, call), refused)
+
+    async def fetch(self, key: str) -> bytes | None:
+        """Read a string; repeated until answered."""
+        return (await self._insist(lambda: self.connection.get(key), ())).value
+
+    async def store(self, key: str, value: bytes, *, ttl_ms: int) -> None:
+        """Store a string; repeated until answered."""
+        await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), ())
+
+    async def _insist(self, send: Callable[[], Awaitable[T]], refused: tuple[type[DispatchError], ...]) -> Answer[T]:
+        delay = _FIRST_DELAY_S
+        while True:
+            try:
+                return await self._watched(send)
+            except refused:
+                raise
+            except GroupUnknown:
+                await self._configure()
+            except PROBLEMS as error:
+                log.debug("call_not_answered", group=self.group, error=str(error))
+            # Jitter: gateways that lost the same server do not come back in step.
+            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            delay = min(delay * 2, _LAST_DELAY_S)
+
+    async def _watched(self, send: Callable[[], Awaitable[T]]) -> Answer[T]:
+        sent_at = anyio.current_time()
+        try:
+            value = await send()
+        except PROBLEMS as error:
+            self._lost(error)
+            raise
+        if not self.reachable:
+            self._found()
+        return Answer(value, sent_at)
+
+    async def _configure(self) -> None:
+        """The group's config is gone (another server, or flushed): make it again as at the first start."""
+        try:
+            if self.on_group_unknown is not None:
+                await self.on_group_unknown()
+        except PROBLEMS as error:
+            self._lost(error)
+
+    def _lost(self, error: DispatchError) -> None:
+        text = str(error)
+        if self.reachable or text != self.problem:
+            log.warning("fabric_unreachable", group=self.group, problem=text, kind=type(error).__name__)
+        if self.reachable:
+            self.reachable, self.since = False, time.time()
+        self.problem = text
+
+    def _found(self) -> None:
+        log.info("fabric_reachable", group=self.group, away_s=round(time.time() - self.since, 3))
+        self.reachable, self.since, self.problem = True, time.time(), ""

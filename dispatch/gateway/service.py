@@ -1,0 +1,106 @@
+"""A started gateway: its parts, put together, and the order in which they stop."""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+
+from dispatch.config import GatewaySettings
+from dispatch.fabric.connecting import verify_library
+from dispatch.fabric.connection import Connection
+from dispatch.gateway.claims import ClaimLoop
+from dispatch.gateway.configuring import make_default_config, read_or_make_config
+from dispatch.gateway.endpoints import Endpoints
+from dispatch.gateway.executors import EndpointExecutor, Executor
+from dispatch.gateway.heartbeat import Heart
+from dispatch.gateway.holdings import Holdings
+from dispatch.gateway.identity import Identity
+from dispatch.gateway.link import PROBLEMS, Link
+from dispatch.gateway.runs import Runner
+from dispatch.gateway.settling import Settler
+
+log = structlog.get_logger(__name__)
+
+# Together with the drain time these stay below the two seconds that a stop may take beyond it.
+_BREAK_OFF_S = 0.6
+_SETTLE_REST_S = 1.0
+_CLOSE_S = 0.2
+
+
+class Service:
+    """One life of a gateway in its group, from the first heartbeat to the last settle."""
+
+    def __init__(self, settings: GatewaySettings, connection: Connection, executor: Executor | None) -> None:
+        self.link = Link(connection, settings.fabric_group)
+        self.endpoints = Endpoints(self.link)
+        self.holdings = Holdings(settings.slots)
+        self._settings = settings
+        self._own_executor = executor is None
+        self._executor = executor or EndpointExecutor(self.endpoints)
+        identity = Identity(settings.gateway_id, settings.fabric_group, settings.slots)
+        settler = Settler(identity)
+        self._runner = Runner(self.link, self.holdings, self._executor, settler)
+        self.claims = ClaimLoop(identity, self.link, self._runner, settler)
+        self.heart = Heart(self.link, self._runner, self.claims, self.endpoints)
+        self._claiming = anyio.CancelScope()
+        self._drain_ends_at: float | None = None
+        self._draining = anyio.Event()
+
+    async def prepare(self) -> None:
+        """Verify the library, have a config, register.
+
+        Raises:
+            ConfigurationError, LibraryProblem, FabricError: what is in the way.
+        """
+        await verify_library(self.link.connection, self.link.group)
+        await read_or_make_config(self.endpoints, self.link, self._settings)
+        self.link.on_group_unknown = lambda: make_default_config(self.link, self._settings)
+        await self.heart.beat()
+
+    async def serve(self) -> None:
+        """Claim and run until drained or cancelled. However it ends, what is held is settled before it returns."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.heart.run)
+                tasks.start_soon(self.heart.guard)
+                tasks.start_soon(self.heart.listener.run)
+                tasks.start_soon(self.claims.listener.run)
+                tasks.start_soon(self._break_off)
+                with self._claiming:
+                    await self.claims.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            # Tied to nothing else: not to who cancelled us, nor to whether anything above failed.
+            with anyio.move_on_after(_SETTLE_REST_S, shield=True) as scope:
+                await self.claims.settle_rest()
+                await self._last_beat()
+            if scope.cancelled_caught:
+                log.warning("leases_left_behind", count=len(self.holdings), problem=self.link.problem)
+
+    def drain(self, timeout_s: float) -> None:
+        """Claim nothing more and let `serve` end: at once when nothing runs, else at most about `timeout_s` later."""
+        if self._drain_ends_at is not None:
+            return
+        self._drain_ends_at = anyio.current_time() + timeout_s
+        self._claiming.deadline = self._drain_ends_at + _BREAK_OFF_S
+        self.claims.drain()
+        self._draining.set()
+        log.info("gateway_draining", in_flight=self.holdings.in_flight, timeout_s=timeout_s)
+
+    async def aclose(self) -> None:
+        """Let go of the executor's connections, if they are ours. Never waits long."""
+        if self._own_executor:
+            with anyio.move_on_after(_CLOSE_S, shield=True):
+                await self._executor.aclose()
+
+    async def _break_off(self) -> None:
+        """When the time to drain is over, stop what still runs; the callers are told."""
+        await self._draining.wait()
+        await anyio.sleep_until(self._drain_ends_at or 0.0)
+        self._runner.stop_all()
+
+    async def _last_beat(self) -> None:
+        try:
+            await self.heart.beat()
+        except PROBLEMS as error:
+            log.debug("last_heartbeat_failed", error=str(error))

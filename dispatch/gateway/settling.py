@@ -1,0 +1,98 @@
+"""Making settlements: what an attempt came to, in the form `lease_settle` takes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dispatch.backend.execution import Execution
+from dispatch.contract.reply import ReplyError, ReplyHead
+from dispatch.fabric.records import Lease, Outcome, Settlement, Verdict
+from dispatch.gateway.holdings import Held, Phase, StopReason
+from dispatch.gateway.identity import Identity
+
+_ENCODER = msgspec.json.Encoder()
+
+_STOPPED = {
+    StopReason.CANCELLED: (Outcome.CANCELLED, "cancelled", "the request was cancelled while it ran"),
+    StopReason.EXPIRED: (Outcome.EXPIRED, "deadline_exceeded", "the request's deadline passed while it ran"),
+    StopReason.DRAINED: (Outcome.LOST, "lost", "the gateway shut down before the endpoint had answered"),
+}
+
+
+class Settler:
+    """Signs every result with the gateway's and the dispatcher's name."""
+
+    REFUSED = "settle_refused"
+
+    def __init__(self, identity: Identity) -> None:
+        self._gateway_id = identity.gateway_id
+        self._dispatcher_id = identity.dispatcher_id
+        self._failed_head = ReplyHead(gateway_id=self._gateway_id, dispatcher_id=self._dispatcher_id)
+
+    def executed(self, lease: Lease, execution: Execution, *, by_reference: bool = False) -> Settlement:
+        """Settle with what the executor says; `by_reference` when the body was stored by itself."""
+        head = msgspec.structs.replace(execution.head, gateway_id=self._gateway_id, dispatcher_id=self._dispatcher_id)
+        error, usage = head.error, head.usage
+        return Settlement(
+            request_id=lease.request_id,
+            fence=lease.fence,
+            outcome=Outcome(execution.outcome),
+            status=head.status,
+            error_type="" if error is None else error.type,
+            error_message="" if error is None else error.message,
+            verdict=Verdict(execution.verdict),
+            hold_ms=execution.hold_ms,
+            input_tokens=None if usage is None else usage.input_tokens,
+            output_tokens=None if usage is None else usage.output_tokens,
+            head=_ENCODER.encode(head),
+            body=b"" if by_reference else execution.body,
+            by_reference=by_reference,
+        )
+
+    def failed(self, lease: Lease, error_type: str, message: str) -> Settlement:
+        """Settle as failed by our own doing: the endpoint was not called, or cannot be blamed."""
+        return self._own(lease, Outcome.FAILED, error_type, message)
+
+    def stopped(self, held: Held) -> Settlement:
+        """Settle a run that was stopped (not one that was lost: that one is not ours to settle).
+
+        A drained one whose backend call has not begun goes back unexecuted; else its caller is told.
+        """
+        reason = held.stop or StopReason.DRAINED
+        if reason is StopReason.DRAINED and held.phase is not Phase.CALLING:
+            return self.released(held.lease)
+        return self._own(held.lease, *_STOPPED[reason])
+
+    def lost(self, lease: Lease) -> Settlement:
+        """Settle a lease whose backend call was broken off when its renewal could not be confirmed."""
+        message = "the gateway lost touch with the fabric group while the request ran, and broke it off"
+        return self._own(lease, Outcome.LOST, "lost", message)
+
+    def released(self, lease: Lease) -> Settlement:
+        """Give a lease back unexecuted."""
+        return Settlement(request_id=lease.request_id, fence=lease.fence, outcome=Outcome.RELEASE)
+
+    def refused(self, item: Settlement) -> Settlement:
+        """Return a plain stand-in for a result the server did not take as it was."""
+        error = ReplyError(type=self.REFUSED, message="the result could not be delivered", source="dispatch")
+        return Settlement(
+            request_id=item.request_id,
+            fence=item.fence,
+            outcome=Outcome.FAILED,
+            error_type=error.type,
+            error_message=error.message,
+            head=_ENCODER.encode(msgspec.structs.replace(self._failed_head, error=error)),
+        )
+
+    def _own(self, lease: Lease, outcome: Outcome, error_type: str, message: str) -> Settlement:
+        error = ReplyError(type=error_type, message=message, source="dispatch")
+        return Settlement(
+            request_id=lease.request_id,
+            fence=lease.fence,
+            outcome=outcome,
+            error_type=error_type,
+            error_message=message,
+            head=_ENCODER.encode(
+                msgspec.structs.replace(self._failed_head, error=error, endpoint_id=lease.endpoint_id or None)
+            ),
+        )
