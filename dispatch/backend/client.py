@@ -1,0 +1,119 @@
+"""The adapter that runs calls against OpenAI-compatible endpoints."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import TracebackType
+from typing import Self
+
+import anyio
+import httpx
+import msgspec
+import structlog
+from httpx_aiohttp import AiohttpTransport
+
+from dispatch.backend.endpoint import Endpoint
+from dispatch.backend.exchange import UPLOAD_PIECE_BYTES, Upload, exchange
+from dispatch.backend.execution import ErrorType, Execution
+from dispatch.backend.failures import Failure, timed_out
+from dispatch.backend.reading import read_answer, read_failure
+from dispatch.backend.transport import open_transport, proxy_for
+from dispatch.contract import Call
+
+_log = structlog.get_logger(__name__)
+
+_USER_AGENT = "fabric-dispatch"
+_WORTH_A_LINE = frozenset({ErrorType.UNREACHABLE, ErrorType.TIMEOUT, ErrorType.DISCONNECTED, ErrorType.UNREADABLE})
+
+
+class EndpointClient:
+    """Runs calls against any number of endpoints over shared, kept connections. One per event loop.
+
+    Usable as `async with EndpointClient() as client`. A call is sent once: nothing is retried, no redirect followed, no
+    cookie kept. There is no bound on concurrent calls; whoever admits them decides that.
+    """
+
+    def __init__(self) -> None:
+        self._transports: dict[tuple[bool, str | None], AiohttpTransport] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections; calls still running fail. May be called twice; cancellation does not cut it short."""
+        self._closed = True
+        transports, self._transports = list(self._transports.values()), {}
+        with anyio.CancelScope(shield=True):
+            for transport in transports:
+                await transport.aclose()
+
+    async def execute(self, endpoint: Endpoint, call: Call, *, deadline_s: float) -> Execution:
+        """Send `call` once and say how it ended; `deadline_s` = seconds from now until the request's deadline.
+
+        The body travels byte for byte, with the endpoint's own Authorization and no header of the caller's. Never
+        raises for what the network or the endpoint does. Cancel safe: the connection is closed at once, so that the
+        endpoint stops working on it. A deadline that has passed ends `expired` without a call.
+
+        Raises:
+            RuntimeError: the client is closed.
+        """
+        return await self._run(endpoint, "POST", call.operation.path, call.body, deadline_s)
+
+    async def models(self, endpoint: Endpoint, *, deadline_s: float) -> Execution:
+        """Ask for the endpoint's models (`GET /models`): the list for callers, and a probe that costs no generation.
+
+        Promises and raises as `execute`.
+        """
+        return await self._run(endpoint, "GET", "models", b"", deadline_s)
+
+    async def _run(self, endpoint: Endpoint, method: str, path: str, body: bytes, deadline_s: float) -> Execution:
+        started = anyio.current_time()
+        if not deadline_s > 0:  # also when it is no number
+            return read_failure(timed_out(endpoint, None, expired=True), endpoint)
+        request = _request(endpoint, method, path, body)
+        found = await exchange(self._transport(endpoint), request, endpoint, started + deadline_s)
+        execution = read_failure(found, endpoint) if isinstance(found, Failure) else read_answer(found, endpoint)
+        error = execution.head.error
+        if error is not None and error.type in _WORTH_A_LINE:
+            _log.warning(
+                "endpoint_call_failed", endpoint_id=endpoint.endpoint_id, address=endpoint.address, reason=error.message
+            )
+        elapsed_ms = math.ceil((anyio.current_time() - started) * 1000)
+        return msgspec.structs.replace(execution, execution_ms=elapsed_ms)
+
+    def _transport(self, endpoint: Endpoint) -> AiohttpTransport:
+        if self._closed:
+            raise RuntimeError("the EndpointClient is closed")
+        url = _url(endpoint.url)
+        key = (url.scheme == "https", proxy_for(url) if endpoint.use_proxy else None)
+        transport = self._transports.get(key)
+        if transport is None:
+            transport = self._transports[key] = open_transport(secure=key[0], proxy=key[1])
+        return transport
+
+
+_url = functools.lru_cache(maxsize=4096)(httpx.URL)
+
+
+def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> httpx.Request:
+    headers = [("accept", "application/json"), ("accept-encoding", "gzip"), ("user-agent", _USER_AGENT)]
+    if endpoint.authorization:
+        headers.append(("authorization", endpoint.authorization))
+    if method == "POST":
+        headers += [("content-type", "application/json"), ("content-length", str(len(body)))]
+    connect_s = endpoint.connect_timeout_ms / 1000
+    return httpx.Request(
+        method,
+        _url(endpoint.url_of(path)),
+        headers=headers,
+        content=body if len(body) <= UPLOAD_PIECE_BYTES else Upload(body),
+        # "pool" bounds name look-up, TCP and TLS together. Reading has clocks of its own (see exchange).
+        extensions={"timeout": {"connect": connect_s, "pool": connect_s}},
+    )

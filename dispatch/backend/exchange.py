@@ -1,0 +1,132 @@
+"""One request and its answer over the wire, within its bounds; what the answer means is judged elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import anyio
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from dispatch.backend.endpoint import Endpoint
+from dispatch.backend.failures import BodyTooLarge, Failure, failure_of, timed_out
+from dispatch.backend.headers import Fields, decode_fields, first
+
+UPLOAD_PIECE_BYTES = 128 * 1024
+"""Larger bodies are written in pieces of this size: between two the event loop runs, and a slow backend is felt."""
+
+NETWORK_ERRORS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError, ValueError)
+"""What the layers below raise for what a network or a backend does; anything else is a bug and is not caught."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer: every byte that its framing announced, decoded from its content encoding."""
+
+    status: int
+    fields: Fields
+    body: bytes
+
+
+async def exchange(
+    transport: AiohttpTransport, request: httpx.Request, endpoint: Endpoint, deadline: float
+) -> Answer | Failure:
+    """Send `request` once and read its answer; `deadline` is in event loop time (`anyio.current_time()`).
+
+    Never raises for what the network or the endpoint does. When it ends early for whatever reason, cancellation
+    included, the connection is closed before this returns or raises. An error answer (4xx, 5xx) whose body does not
+    come whole is an answer without a body: its head has said what counts.
+    """
+    reading = _Reading(endpoint, deadline)
+    with anyio.CancelScope(deadline=reading.next_deadline(endpoint.first_byte_timeout_ms)) as scope:
+        try:
+            reading.response = await transport.handle_async_request(request)
+            return reading.answer(await reading.body(scope))
+        except BodyTooLarge:
+            failure = Failure.too_large(endpoint, reading.status)
+        except NETWORK_ERRORS as error:
+            failure = failure_of(error, endpoint, reading.status, reading.received_bytes)
+    if scope.cancelled_caught:
+        failure = timed_out(endpoint, reading.status, expired=anyio.current_time() >= deadline)
+    if reading.status is not None and reading.status >= 400 and not failure.expired:
+        return reading.answer(b"")
+    return failure
+
+
+class _Reading:
+    """One answer as far as it has come."""
+
+    def __init__(self, endpoint: Endpoint, deadline: float) -> None:
+        self._endpoint = endpoint
+        self._deadline = deadline
+        self.response: httpx.Response | None = None
+        self.received_bytes = 0
+
+    @property
+    def status(self) -> int | None:
+        """The status, once the head has come."""
+        return None if self.response is None else self.response.status_code
+
+    def next_deadline(self, bound_ms: int) -> float:
+        """Return when a wait that begins now has to end: by its bound, or by the request's own deadline."""
+        return min(self._deadline, anyio.current_time() + bound_ms / 1000)
+
+    def answer(self, body: bytes) -> Answer:
+        assert self.response is not None  # noqa: S101 - called with a head only
+        return Answer(self.response.status_code, decode_fields(self.response.headers.raw), body)
+
+    async def body(self, scope: anyio.CancelScope) -> bytes:
+        """Read the body to its end and close; moves the scope's deadline along as bytes come."""
+        assert self.response is not None  # noqa: S101 - called with a head only
+        limit, idle_ms = self._endpoint.max_response_bytes, self._endpoint.idle_timeout_ms
+        encoded = "content-encoding" in self.response.headers
+        pieces: list[bytes] = []
+        try:
+            if not encoded and _announced(self.response) > limit:
+                raise BodyTooLarge
+            scope.deadline = self.next_deadline(idle_ms)
+            async for piece in self.response.aiter_bytes() if encoded else _raw(self.response):
+                self.received_bytes += len(piece)
+                if self.received_bytes > limit:
+                    raise BodyTooLarge
+                pieces.append(piece)
+                scope.deadline = self.next_deadline(idle_ms)
+        finally:
+            # Not only early ends: an answer that switches protocols is complete and still holds its connection.
+            with anyio.CancelScope(shield=True):
+                await _close(self.response)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _raw(response: httpx.Response) -> AsyncIterator[bytes]:
+    stream = response.stream
+    assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - httpx types one field for both of its worlds
+    return stream.__aiter__()
+
+
+async def _close(response: httpx.Response) -> None:
+    try:
+        await response.aclose()
+    except NETWORK_ERRORS:
+        # The connection is dropped either way; the first failure is the one that is told.
+        return
+
+
+def _announced(response: httpx.Response) -> float:
+    value = first(decode_fields(response.headers.raw), "content-length")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -math.inf
+
+
+class Upload(httpx.AsyncByteStream):
+    """A large body as a stream of pieces, each a view of the same bytes."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        view = memoryview(self._body)
+        for start in range(0, len(view), UPLOAD_PIECE_BYTES):
+            yield view[start : start + UPLOAD_PIECE_BYTES]  # type: ignore[misc]  # any buffer can be written
