@@ -50,11 +50,13 @@ def read_header(path: Path) -> Header:
     Raises:
         ScriptFault: there is none, a line of it has another form, or a flag is unknown; names file and line.
     """
-    where = f"{path.parent.name}/{path.name}"
+    where = f"lua/{path.parent.name}/{path.name}"
     lines = path.read_text("utf-8").splitlines()
     first = _PURPOSE.fullmatch(lines[0]) if lines else None
     if first is None:
         raise ScriptFault(f"{where}:1: the file has to begin with '--- {path.stem}: <purpose>.'")
+    if first["name"] != path.stem:
+        raise ScriptFault(f"{where}:1: the header names {first['name']!r}, the file {path.stem!r}")
     header = Header(first["name"], first["purpose"], _fields(where, lines))
     if unknown := sorted(set(header.flags) - FLAGS):
         raise ScriptFault(f"{where}: flag {unknown[0]!r} is unknown; known: {', '.join(sorted(FLAGS))}")

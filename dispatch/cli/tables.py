@@ -1,0 +1,26 @@
+"""Tables for a person at a terminal, aligned plain columns for everything else. Nothing is ever cut."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print `rows` to stdout: a drawn table in a terminal that can show one, else columns two blanks apart."""
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        table = Table(*headings)
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    widths = [max(len(row[at]) for row in (headings, *rows)) for at in range(len(headings))]
+    for row in (headings, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
