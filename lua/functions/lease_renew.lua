@@ -5,7 +5,8 @@
 -- Answers: server_ms generation, lost_count ids, cancelled_count ids, rows (as lease_claim) of leases it did not name
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   queued -> ended
--- Touches: group, gateway, gateways, leases, holding, request, deadlines, pool, endings, replies
+-- Touches: group, gateway, gateways, leases, holding, request, request_body, deadlines, pool, alive, replies,
+--          wake_producer, endings
 -- Flags:   allow-oom
 -- Cost:    linear in the leases held, plus a bounded number of passed deadlines
 -- Twice:   renews again; same answer

@@ -1,0 +1,131 @@
+"""What a function touches is what its header says: the lives of some requests, watched by MONITOR."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+
+import pytest
+import redis
+
+from dispatch.fabric import functions as f
+from dispatch.fabric.headers import read_header
+from dispatch.fabric.records import Heartbeat, Lease, Outcome, Settlement, Submission
+from dispatch.fabric.schema import document, key, lua_root, root
+from dispatch.fabric.sync import BlockingConnection
+from tests.conftest import load_library
+from tests.support.groups import configure, default_document
+from tests.support.valkey import ValkeyProcess
+
+GROUP = "watched"
+SECTIONS = ("group", "config", "pools", "endpoints", "gateways", "leases", "waiting", "endings", "request")
+
+
+class Life:
+    """Makes calls as producers and gateways do, each kind of each function at least once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection = BlockingConnection(url)
+        self._numbers = itertools.count(1)
+
+    def submit(self, *, pool: str = "default", timeout_ms: int | None = None, body_bytes: int = 2) -> str:
+        number = next(self._numbers)
+        submission = Submission(
+            request_id=f"r{number}", pool_id=pool, producer_id="p", session="s", nonce=f"n{number}", model="m",
+            message_count=1, images=0, pages=0, estimated_cost_units=None, timeout_ms=timeout_ms,
+            envelope=b"{}", body_bytes=body_bytes, body=b"{}" if body_bytes == 2 else b"",
+        )  # fmt: skip
+        if not submission.body:
+            body_key = key(GROUP, "request_body", id=submission.request_id, nonce=submission.nonce)
+            self.connection.put(body_key, b"x" * body_bytes, ttl_ms=60_000)
+        self.connection.run(GROUP, f.request_submit(submission))
+        return submission.request_id
+
+    def claim(self, want: int) -> tuple[Lease, ...]:
+        call = f.lease_claim("g", "g/watched", nonce=f"n{next(self._numbers)}", want=want)
+        return self.connection.run(GROUP, call).leases
+
+    def settle(self, *leases: Lease, outcome: Outcome = Outcome.SUCCEEDED, want: int = 0, large: bool = False) -> None:
+        items = [
+            Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, by_reference=large)
+            for lease in leases
+        ]
+        call = f.lease_settle("g", "g/watched", nonce=f"n{next(self._numbers)}", want=want, items=items)
+        self.connection.run(GROUP, call)
+
+    def renew(self, *leases: Lease) -> None:
+        held = tuple((lease.request_id, lease.fence) for lease in leases)
+        beat = Heartbeat(gateway_id="g", host="h", pid=1, version="1", slots=4, held=held)
+        self.connection.run(GROUP, f.lease_renew(beat))
+
+    def cancel(self, request_id: str) -> None:
+        self.connection.run(GROUP, f.request_cancel(request_id, actor="a"))
+
+    def run(self) -> None:
+        configure(self.url, GROUP)
+        self.connection.run(GROUP, f.library_version())
+        self.renew()
+        assert not self.claim(4)
+        for pool in ("interactive", "default", "default", "backfill"):
+            self.submit(pool=pool)
+        large = self.submit(body_bytes=5000)
+        self.cancel(self.submit())
+        self.cancel("nowhere")
+        leases = self.claim(4)
+        self.cancel(leases[0].request_id)
+        self.renew(*leases[:2])
+        for section in SECTIONS:
+            subject = {"waiting": "default", "request": large}.get(section, "")
+            self.connection.run(GROUP, f.fabric_snapshot(section, subject=subject))
+        self.settle(leases[0], leases[1], want=2)
+        self.settle(leases[2], outcome=Outcome.FAILED, large=True)
+        self.settle(leases[3], outcome=Outcome.RELEASE, want=8)
+        self.submit(timeout_ms=1)
+        self.submit(timeout_ms=1)
+        self.connection.run(GROUP, f.lease_reap(limit=10))
+        self.claim(4)
+        self.connection.run(GROUP, f.reply_ack("p", "s", upto=10_000))
+        document = default_document() | {"policy": "fifo", "total_concurrent_dispatch": 2}
+        document["pools"][0]["min_concurrent"] = 1
+        configure(self.url, GROUP, document, expected=1)
+        self.submit(pool="interactive")
+        self.settle(*self.claim(2), want=2)
+        self.connection.close()
+
+
+def touched_by_function(url: str) -> dict[str, set[str]]:
+    """Run a `Life` under MONITOR and return the schema's names of the keys each function touched."""
+    templates = {
+        name: re.compile(re.sub(r"<[a-z]+>", "[^:]+", f"{re.escape(root(GROUP))}:{entry['key']}"))
+        for name, entry in document()["keys"].items()
+    }
+    touched: dict[str, set[str]] = defaultdict(set)
+    function = ""
+    with redis.Redis.from_url(url.replace("valkey://", "redis://")) as client, client.monitor() as monitor:
+        Life(url).run()
+        client.echo("the end")
+        while (event := monitor.next_command())["command"] != "ECHO the end":
+            words = event["command"].split()
+            if event["client_type"] == "lua":
+                for word in words:
+                    touched[function] |= {name for name, form in templates.items() if form.fullmatch(word)}
+            elif words[0] in ("FCALL", "FCALL_RO"):
+                function = words[1].removeprefix("dispatch_")
+                touched[function] |= set()
+    return touched
+
+
+@pytest.fixture(scope="module")
+def touched() -> dict[str, set[str]]:
+    with ValkeyProcess() as server:
+        load_library(server.url)
+        return touched_by_function(server.url)
+
+
+@pytest.mark.parametrize("path", sorted((lua_root() / "functions").glob("*.lua")), ids=lambda path: path.stem)
+def test_a_function_touches_only_what_its_header_names(path, touched) -> None:
+    header = read_header(path)
+    assert header.name in touched, "the life above never calls it"
+    assert touched[header.name] <= set(header.words("Touches"))
