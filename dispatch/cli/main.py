@@ -28,6 +28,9 @@ _COMMANDS = {
 """Name, module with its typer `app`, and the line in `dispatch --help`."""
 
 
+_OWN_COMPLETION = ("install_completion", "show_completion")
+
+
 class _LazyGroup(TyperGroup):
     """A group that imports a sub command when it is asked for it."""
 
@@ -41,7 +44,7 @@ class _LazyGroup(TyperGroup):
             return None
         module, _ = _COMMANDS[cmd_name]
         command = get_command(importlib.import_module(module).app)
-        _show_plain_help(command)
+        _adopt(command)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as above
@@ -49,11 +52,19 @@ class _LazyGroup(TyperGroup):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
 
-def _show_plain_help(command: Any) -> None:
-    """Take frames and colours out of help texts: they are read in pipes and narrow terminals as well."""
+def _adopt(command: Any) -> None:
+    """Make a module's command a part of this one.
+
+    Help texts have no frames, colours or cut lines: they are read in pipes and narrow terminals as well. The mark that
+    keeps lines as they are arrives spelled out from raw docstrings. Options that would install completion for a command
+    of another name go.
+    """
     command.rich_markup_mode = None
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    command.short_help = command.short_help or command.help.partition("\n\n")[0].replace("\n", " ")
+    command.params = [option for option in command.params if option.name not in _OWN_COMPLETION]
     for sub_command in getattr(command, "commands", {}).values():
-        _show_plain_help(sub_command)
+        _adopt(sub_command)
 
 
 _HELP = """Fair dispatch of LLM calls: queues in Valkey, any number of gateways, OpenAI-compatible backends.

@@ -1,0 +1,53 @@
+"""The options of `dispatch dev`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from dispatch.cli.dev.plan import Options
+from dispatch.cli.dev.stack import run
+
+_HELP = """Run everything on this machine until Ctrl-C: an embedded Valkey with the library and the default config, a
+simulated OpenAI-compatible backend, and two gateways that share the group. It listens on loopback only and reads no
+DISPATCH_* variables. Nothing stays behind: no process, no file.
+
+\b
+Examples:
+  dispatch dev
+  dispatch dev --load
+  dispatch dev --endpoint https://llm.example/v1 --api-key-env LLM_KEY
+"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help=_HELP)
+def dev(  # noqa: PLR0913 - a command's options are its parameters
+    *,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Use this OpenAI-compatible backend (its base URL) instead of the simulated one."
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="The environment variable that holds the endpoint's key.")
+    ] = "",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the first gateway; the others take the next ones. 0 = free ones."),
+    ] = 8080,
+    gateways: Annotated[int, typer.Option(min=1, max=8, help="How many gateway processes.")] = 2,
+    valkey_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of Valkey. 0 = a free one.")] = 0,
+    load: Annotated[bool, typer.Option("--load", help="Send a gentle mixed demo load over all pools.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Show on stderr what the processes log.")] = False,
+) -> None:
+    """Run everything on this machine."""
+    options = Options(
+        endpoint=endpoint, api_key_env=api_key_env, port=port, gateways=gateways,
+        valkey_port=valkey_port, load=load, logs=logs,
+    )  # fmt: skip
+    anyio.run(run, options)
