@@ -1,50 +1,80 @@
-"""One call of the asynchronous client while it is under way."""
+"""One call while it is under way: what is known about whether the group has it. No I/O; both clients use it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
 from dispatch.errors import DispatchError, FabricUnavailable
-from dispatch.fabric.records import Admitted
-from dispatch.producer.draft import Admission, Draft
-from dispatch.producer.inbox import Outcome
+from dispatch.fabric.frames import Frame
+from dispatch.fabric.records import Admitted, Refused
+from dispatch.producer.draft import Admission, Draft, refusal
+from dispatch.producer.inbox import Outcome, Slot
 from dispatch.producer.options import CallOptions, ClientOptions
-from dispatch.producer.pipeline import Ticket
-from dispatch.producer.promise import Promise
 
 GRACE_S = 2.0
 """How long after its deadline a request's reply may still be on its way."""
 
+RETRY_MIN_S, RETRY_MAX_S = 0.02, 0.5
+"""Pause between two attempts to submit, doubled each time."""
 
-@dataclass(slots=True)
-class Errand:
-    """A draft, where its reply goes, and what is known about whether the group has it."""
+
+class OutcomeSlot(Slot, Protocol):
+    """A slot that can be read."""
+
+    def result(self) -> Outcome:
+        """Return the outcome; only after `done()`."""
+        ...
+
+
+class Attempt(Protocol):
+    """One submit on its way. `sent`: from now on it may be done, whatever becomes of the answer."""
+
+    sent: bool
+
+    def withdraw(self) -> bool:
+        """Take the submit back if it was not sent yet; returns whether it was in time."""
+        ...
+
+    def answered(self) -> Admission | DispatchError | None:
+        """Return the answer, None while there is none."""
+        ...
+
+
+SlotT = TypeVar("SlotT", bound=OutcomeSlot)
+AttemptT = TypeVar("AttemptT", bound=Attempt)
+
+
+@dataclass(slots=True, kw_only=True)
+class Errand(Generic[SlotT, AttemptT]):
+    """A draft, where its reply goes, and how far it came."""
 
     draft: Draft
+    slot: SlotT
     timeout_ms: int | None
     admission_s: float
-    slot: Promise[Outcome] = field(default_factory=Promise)
     started: float = field(default_factory=time.monotonic)
-    ticket: Ticket[Admission] | None = None
+    attempt: AttemptT | None = None
     stored: bool = False
     """Its body stands under its key."""
     uncertain: bool = False
     """The answer of an earlier attempt to submit was lost."""
 
-    @classmethod
-    def of(cls, draft: Draft, options: CallOptions, client: ClientOptions) -> Errand:
-        """Make the errand of one call. Admission is bounded by the call, else by the client, and by its timeout."""
-        bound = options.admission_ms or client.admission_ms
-        if options.timeout_ms is not None:
-            bound = min(bound, options.timeout_ms)
-        return cls(draft, options.timeout_ms, bound / 1000)
-
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.draft.request_id
+
+    @property
+    def must_store(self) -> bool:
+        """Whether the body has to be stored before the next attempt.
+
+        Never again once a submit may have been done: admission has set the body's expiry, and storing it anew would
+        shorten that. Unless the server says that it has no body, hence no such request.
+        """
+        return self.draft.body_key is not None and not self.stored
 
     def admission_left_s(self) -> float:
         """Return how long the submit may still be repeated."""
@@ -52,33 +82,81 @@ class Errand:
 
     def timeout_left_ms(self) -> int | None:
         """Return what is left of the caller's timeout, at least 1; None = the pool's default."""
-        if self.timeout_ms is None or self.ticket is None:
+        if self.timeout_ms is None or self.attempt is None:
             return self.timeout_ms
         return max(1, self.timeout_ms - int((time.monotonic() - self.started) * 1000))
 
-    def surely_not_queued(self) -> bool:
-        """Whether it is certain that the group does not have the request."""
-        ticket = self.ticket
-        if ticket is None:
-            return True
-        if not ticket.answer.done():
-            return ticket.withdraw() and not self.uncertain
-        answer = ticket.answer.result()
+    def judge(self, answer: Admission | DispatchError) -> float | None:
+        """Return how many seconds the reply may take from now on; None = submit again after a pause.
+
+        Raises:
+            RequestRefused, StateConflict, PoolUnknown, ...: nothing was queued.
+        """
+        if isinstance(answer, Admitted):
+            return max(0, answer.deadline_ms - answer.server_ms) / 1000 + GRACE_S
         if isinstance(answer, FabricUnavailable):
-            return not (ticket.sent or self.uncertain)
+            self.uncertain = self.uncertain or (self.attempt is not None and self.attempt.sent)
+            return GRACE_S if self.slot.done() else None  # the reply may be faster than the answer
+        if isinstance(answer, DispatchError):
+            raise answer
+        if self.stored and isinstance(answer, Refused) and answer.reason == "body_missing":
+            self.stored = False  # it expired before the submit came through
+            return None
+        raise refusal(self.draft, answer)
+
+    def unanswered(self, answer: Admission | DispatchError) -> FabricUnavailable:
+        """Make the error for a submit that got no answer within its bound; `answer` is what the last attempt met."""
+        known = "it is not queued"
+        if self.uncertain:
+            known = "it is not known whether it was queued; if it was, it is cancelled"
+        cause = answer if isinstance(answer, DispatchError) else "its body could not be stored"
+        return FabricUnavailable(
+            f"request {self.request_id} was not admitted in {self.admission_s:g} s: {cause}; {known}"
+        )
+
+    def has_ended(self) -> bool:
+        """Whether its reply came (to the slot: perhaps nobody has taken it)."""
+        return self.slot.done() and isinstance(self.slot.result(), Reply | Frame)
+
+    def surely_not_queued(self) -> bool:
+        """Whether it is certain that the group does not have the request; a submit not sent yet is taken back."""
+        attempt = self.attempt
+        if attempt is None:
+            return True
+        answer = attempt.answered()
+        if answer is None:
+            return attempt.withdraw() and not self.uncertain
+        if isinstance(answer, FabricUnavailable):
+            return not (attempt.sent or self.uncertain)
         return not isinstance(answer, Admitted)
 
+    def surely_ours(self) -> bool:
+        """Whether a request of this id in the group can only be this one."""
+        return self.draft.own_id or (self.attempt is not None and isinstance(self.attempt.answered(), Admitted))
 
-def no_word(draft: Draft, silent_s: float) -> Reply | DispatchError:
-    """Make the outcome of a request of which nothing came until its deadline and the grace after it.
+    def no_word(self, silent_s: float) -> Reply:
+        """Make the reply of a request of which nothing came until its deadline and the grace after it.
 
-    `silent_s` = since when the server has not answered this client at all.
-    """
-    if silent_s > GRACE_S:
-        return FabricUnavailable(
-            f"no reply to request {draft.request_id} by its deadline, and Valkey has not answered for {silent_s:.1f} "
-            "s; it is not known how the request ended"
-        )
-    message = f"no reply came by the deadline and {GRACE_S:.0f} s after it; the request was told to stop"
-    head = ReplyHead(error=ReplyError(type="expired", message=message, source="dispatch"))
-    return Reply(request_id=draft.request_id, pool_id=draft.submission.pool_id, ending="expired", head=head)
+        `silent_s` = since when the server has not answered this client at all.
+
+        Raises:
+            FabricUnavailable: it cannot be said how the request ended.
+        """
+        name = f"request {self.request_id}"
+        if self.has_ended():
+            raise FabricUnavailable(f"{name} ended, but its reply's body could not be read in time")
+        if silent_s > GRACE_S:
+            raise FabricUnavailable(
+                f"no reply to {name} by its deadline, and Valkey has not answered for {silent_s:.1f} s; it is not "
+                "known how the request ended"
+            )
+        message = f"no reply came by the deadline and {GRACE_S:.0f} s after it; the request was told to stop"
+        head = ReplyHead(error=ReplyError(type="expired", message=message, source="dispatch"))
+        pool_id = self.draft.submission.pool_id
+        return Reply(request_id=self.request_id, pool_id=pool_id, ending="expired", head=head)
+
+
+def admission_bound_s(options: CallOptions, client: ClientOptions) -> float:
+    """Return how long a submit may be repeated: the call's bound, else the client's; never above the call's timeout."""
+    bound = options.admission_ms or client.admission_ms
+    return (bound if options.timeout_ms is None else min(bound, options.timeout_ms)) / 1000

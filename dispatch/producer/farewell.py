@@ -10,12 +10,11 @@ import structlog
 from dispatch.errors import FabricError, FabricUnavailable
 from dispatch.fabric import functions
 from dispatch.fabric.connection import Connection
-from dispatch.fabric.records import Admitted
-from dispatch.producer.errand import Errand
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.pipeline import Pipeline
 from dispatch.producer.recovery import row_of, state_of
 from dispatch.producer.session import Session
+from dispatch.producer.submitter import AsyncErrand
 
 _log = structlog.get_logger(__name__)
 
@@ -37,17 +36,14 @@ class Farewell:
         self._session = session
         self._inbox = inbox
 
-    async def retire(self, errand: Errand) -> None:
+    async def retire(self, errand: AsyncErrand) -> None:
         """Cancel the request of `errand`, whose caller is gone, if the group has it. Never raises an error."""
         with anyio.move_on_after(FAREWELL_S):
-            if errand.ticket is not None:
-                answer = await errand.ticket.answer.wait()
-                if errand.surely_not_queued():
-                    self._inbox.forget(errand.request_id)
-                    return
-                if not isinstance(answer, Admitted) and not errand.draft.own_id and not await self._is_ours(errand):
-                    self._inbox.forget(errand.request_id)
-                    return
+            if errand.attempt is not None:
+                await errand.attempt.answer.wait()
+            if errand.surely_not_queued() or not (errand.surely_ours() or await self._is_ours(errand)):
+                self._inbox.forget(errand.request_id)
+                return
             await self.cancel(errand.request_id, "the caller left")
             return
         _log.warning("request_not_cancelled", request_id=errand.request_id, reason="no answer in time")
@@ -66,7 +62,7 @@ class Farewell:
                 self._inbox.forget(request_id)
             return
 
-    async def _is_ours(self, errand: Errand) -> bool:
+    async def _is_ours(self, errand: AsyncErrand) -> bool:
         """Whether the request under an id that the caller chose is this client's, or another's of the same id."""
         while True:
             try:

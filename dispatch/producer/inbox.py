@@ -15,8 +15,8 @@ from dispatch.fabric.frames import Frame, decode_frame, sequence_of
 
 _log = structlog.get_logger(__name__)
 
-Outcome = Reply | DispatchError
-"""How a request came back to its caller: a reply, or why there will be none."""
+Outcome = Reply | Frame | DispatchError
+"""How a request came back to its caller: a reply, a frame whose body the caller has to read, or why there is none."""
 
 _REQUEST_ID_CELL = 3
 TERMINAL = "terminal"
@@ -38,18 +38,6 @@ class Slot(Protocol):
 class _Entry:
     slot: Slot
     admitted: bool = False
-    fetching: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What a batch of frames came to. `upto` = acknowledge to here (None = nothing to acknowledge).
-
-    `references` are frames whose body stands under a key of its own: to be read if it is wanted, and then released.
-    """
-
-    upto: int | None
-    references: tuple[Frame, ...]
 
 
 @dataclass(slots=True)
@@ -115,11 +103,6 @@ class Inbox:
         with self._lock:
             return [name for name, entry in self._waiting.items() if entry.admitted or not admitted_only]
 
-    def wanted(self, request_id: str) -> bool:
-        """Whether somebody waits for the reply of `request_id`."""
-        with self._lock:
-            return request_id in self._waiting
-
     def busy(self) -> bool:
         """Whether any reply is due, wanted or not."""
         with self._lock:
@@ -128,10 +111,12 @@ class Inbox:
                 self._abandoned = {name: until for name, until in self._abandoned.items() if until > now}
             return bool(self._waiting or self._abandoned)
 
-    def receive(self, raws: Sequence[bytes]) -> Received:
-        """Hand the frames over. A frame of another contract or a damaged one fails its own request only."""
+    def receive(self, raws: Sequence[bytes]) -> int | None:
+        """Hand the frames over; returns the sequence to acknowledge up to (None = no frame had one).
+
+        A frame of another contract or a damaged one fails its own request only.
+        """
         upto: int | None = None
-        references: list[Frame] = []
         for raw in raws:
             try:
                 sequence = sequence_of(raw)
@@ -144,29 +129,15 @@ class Inbox:
             except ContractError as error:
                 self._refuse(raw, error)
                 continue
-            if frame.kind == TERMINAL and frame.by_reference:
-                if self._first_seen(frame.reply.request_id):
-                    references.append(frame)
-            elif frame.kind != TERMINAL or not self._deliver(frame.reply.request_id, frame.reply):
+            outcome = frame if frame.by_reference else frame.reply
+            if frame.kind != TERMINAL or not self._deliver(frame.reply.request_id, outcome):
                 self.dropped += 1
-        return Received(upto, tuple(references))
+        return upto
 
     def _deliver(self, request_id: str, outcome: Outcome) -> bool:
         with self._lock:
             self._abandoned.pop(request_id, None)
         return self.settle(request_id, outcome)
-
-    def _first_seen(self, request_id: str) -> bool:
-        """Whether nobody reads this body yet (a frame comes again when its ack was lost)."""
-        with self._lock:
-            self._abandoned.pop(request_id, None)
-            entry = self._waiting.get(request_id)
-            if entry is None:
-                self.dropped += 1
-                return True
-            first = not entry.fetching
-            entry.fetching = True
-            return first
 
     def _refuse(self, raw: bytes, error: ContractError) -> None:
         cells = raw.partition(b"\n")[0].split(b"|")

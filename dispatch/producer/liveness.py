@@ -16,6 +16,7 @@ from dispatch.producer.session import Session
 _log = structlog.get_logger(__name__)
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.05, 1.0
+_DOUBLINGS_MAX = 10
 _TIMEOUT_MAX_S = 2.0
 JOIN_S = 1.0
 
@@ -84,7 +85,7 @@ class Liveness:
                     self._give_sign(beat)
                 except Exception as error:  # noqa: BLE001 - a thread that died of an error would let the producer die
                     failures += 1
-                    pause = min(retry * 2**failures, _RETRY_MAX_S, interval)
+                    pause = min(retry * 2.0 ** min(failures, _DOUBLINGS_MAX), _RETRY_MAX_S, interval)
                     if failures == 1:
                         _log.warning("liveness_interrupted", producer_id=self._session.producer_id, error=str(error))
                 else:

@@ -35,6 +35,10 @@ class Ticket(Generic[T]):
         self.withdrawn = not self.sent
         return self.withdrawn
 
+    def answered(self) -> T | DispatchError | None:
+        """Return the answer, None while there is none."""
+        return self.answer.result() if self.answer.done() else None
+
 
 class Pipeline:
     """Sends calls of one group in the order they came, one batch at a time."""
@@ -74,9 +78,11 @@ class Pipeline:
         batch: list[Ticket[Any]] = []
         while self._waiting and len(batch) < CALLS_MAX:
             ticket = self._waiting.popleft()
-            if not ticket.withdrawn:
-                ticket.sent = True
-                batch.append(ticket)
+            if ticket.withdrawn:
+                ticket.answer.set_result(FabricUnavailable("the call was taken back before it was sent"))
+                continue
+            ticket.sent = True
+            batch.append(ticket)
         return batch
 
     async def _send(self, batch: list[Ticket[Any]]) -> None:

@@ -17,7 +17,6 @@ import structlog
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric import functions
 from dispatch.fabric.connection import Connection, Waiter
-from dispatch.fabric.frames import Frame
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.session import Session
 
@@ -30,17 +29,16 @@ FRAMES_MAX = 100
 """Frames per read; at most about 6.5 MB."""
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.02, 0.5
+_DOUBLINGS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class PumpEvents:
     """What the pump tells its client.
 
-    `reference`: a frame's body has to be read from its own key. `recovered`: the server answers again after a failure.
-    `taken_over`: another session owns the producer.
+    `recovered`: the server answers again after a failure. `taken_over`: another session owns the producer.
     """
 
-    reference: Callable[[Frame], None]
     recovered: Callable[[], None]
     taken_over: Callable[[], None]
 
@@ -76,7 +74,7 @@ class Pump:
                     failures += 1
                     if failures == 1:
                         _log.warning("reply_pump_interrupted", producer_id=self._session.producer_id, error=str(error))
-                    await anyio.sleep(min(_RETRY_MIN_S * 2**failures, _RETRY_MAX_S))
+                    await anyio.sleep(retry_pause_s(failures))
                     continue
                 if failures:
                     _log.info("reply_pump_restored", producer_id=self._session.producer_id, failures=failures)
@@ -107,10 +105,8 @@ class Pump:
                 self.last_contact = time.monotonic()
                 if not raws:
                     return
-                received = self._inbox.receive(raws)
-                for frame in received.references:
-                    self._events.reference(frame)
-                if received.upto is None or await self._acknowledge(received.upto) == 0:
+                upto = self._inbox.receive(raws)
+                if upto is None or await self._acknowledge(upto) == 0:
                     return
 
     async def _acknowledge(self, upto: int) -> int:
@@ -122,3 +118,8 @@ class Pump:
             self._events.taken_over()
             return 0
         return answer.remaining
+
+
+def retry_pause_s(failures: int) -> float:
+    """Return how long to pause after `failures` failures in a row."""
+    return min(_RETRY_MIN_S * 2.0 ** min(failures, _DOUBLINGS_MAX), _RETRY_MAX_S)

@@ -15,19 +15,19 @@ from dispatch.contract import Call, Reply
 from dispatch.errors import DispatchError, FabricError, StateConflict
 from dispatch.fabric.connecting import verify_library
 from dispatch.fabric.connection import Connection
-from dispatch.fabric.frames import Frame
 from dispatch.producer.bodies import Bodies
 from dispatch.producer.draft import make_draft
-from dispatch.producer.errand import Errand, no_word
+from dispatch.producer.errand import admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
-from dispatch.producer.inbox import Inbox, Outcome
+from dispatch.producer.inbox import Inbox
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.pipeline import Pipeline
+from dispatch.producer.promise import Promise
 from dispatch.producer.pump import Pump, PumpEvents
 from dispatch.producer.recovery import unanswerable
 from dispatch.producer.session import Session
-from dispatch.producer.submitter import Submitter
+from dispatch.producer.submitter import AsyncErrand, Submitter
 
 _log = structlog.get_logger(__name__)
 
@@ -47,8 +47,8 @@ class QueuedPath:
         self._pipeline = Pipeline(connection, self.session.group)
         self._submitter = Submitter(connection, self._pipeline)
         self._farewell = Farewell(connection, self._pipeline, self.session, self.inbox)
-        self._bodies = Bodies(connection, self.session.group, self.inbox)
-        events = PumpEvents(reference=self._fetch, recovered=self._look_after_soon, taken_over=self._taken_over)
+        self._bodies = Bodies(connection, self.session.group)
+        events = PumpEvents(recovered=self._look_after_soon, taken_over=self._taken_over)
         self._pump = Pump(connection, self.session, self.inbox, events)
         self._liveness = Liveness(
             self.session,
@@ -100,20 +100,21 @@ class QueuedPath:
             FabricUnavailable: Valkey did not answer; the text says what is known about the request.
         """
         self._check_usable()
-        errand = Errand.of(make_draft(self.session, call, options), options, self._options)
+        errand = AsyncErrand(
+            draft=make_draft(self.session, call, options),
+            slot=Promise(),
+            timeout_ms=options.timeout_ms,
+            admission_s=admission_bound_s(options, self._options),
+        )
         self.inbox.expect(errand.request_id, errand.slot)
         self._pump.wake()
         try:
             reply_s = await self._submitter.admit(errand)
             self.inbox.admitted(errand.request_id)
-            outcome = await self._reply(errand, reply_s)
+            return await self._reply(errand, reply_s)
         except BaseException:
             self._leave(errand)
             raise
-        if isinstance(outcome, Reply):
-            return outcome
-        self._leave(errand)
-        raise outcome
 
     async def aclose(self) -> None:
         """Cancel what is outstanding, wait for that at most `close_ms`, and end. Repeatable; cannot be cancelled."""
@@ -154,19 +155,24 @@ class QueuedPath:
             if not supervisor.cancelled():
                 _log.error("producer_broken", producer_id=self.session.producer_id, error=repr(supervisor.exception()))
 
-    async def _reply(self, errand: Errand, reply_s: float) -> Outcome:
-        if not errand.slot.done():
-            with anyio.move_on_after(reply_s):
-                return await errand.slot.wait()
-        if errand.slot.done():
-            return errand.slot.result()
-        outcome = no_word(errand.draft, time.monotonic() - self._pump.last_contact)
+    async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
+        with anyio.move_on_after(reply_s):
+            outcome = errand.slot.result() if errand.slot.done() else await errand.slot.wait()
+            if isinstance(outcome, DispatchError):
+                raise outcome
+            if isinstance(outcome, Reply):
+                return outcome
+            reply = await self._bodies.read(outcome)
+            if self._tasks is not None:
+                self._tasks.start_soon(self._bodies.release, outcome)
+            return reply
+        overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
         self._leave(errand)
-        return outcome
+        return overdue
 
-    def _leave(self, errand: Errand) -> None:
+    def _leave(self, errand: AsyncErrand) -> None:
         """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
-        if errand.surely_not_queued() or self._tasks is None:
+        if errand.has_ended() or errand.surely_not_queued() or self._tasks is None:
             self.inbox.forget(errand.request_id)
             return
         self.inbox.abandon(errand.request_id, reply_due())
@@ -185,10 +191,6 @@ class QueuedPath:
             await self._pump.drain()
         except FabricError as error:
             _log.info("replies_left_to_expire", producer_id=self.session.producer_id, reason=str(error))
-
-    def _fetch(self, frame: Frame) -> None:
-        if self._tasks is not None:
-            self._tasks.start_soon(self._bodies.fetch, frame)
 
     def _look_after_soon(self) -> None:
         if self._tasks is not None and not self._looking_after:

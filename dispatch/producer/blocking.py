@@ -1,0 +1,267 @@
+"""The queued path for blocking code: each caller submits in its own thread, one pump thread brings the replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+
+import structlog
+
+from dispatch.contract import Call, Reply
+from dispatch.errors import DispatchError, FabricUnavailable, StateConflict
+from dispatch.fabric import functions
+from dispatch.fabric.connecting import verify_library_blocking
+from dispatch.fabric.frames import Frame
+from dispatch.fabric.sync import BlockingConnection
+from dispatch.producer.blocking_pump import BlockingPump
+from dispatch.producer.bodies import RETRY_S, body_key, with_body
+from dispatch.producer.draft import BODY_TTL_MS, Admission, make_draft
+from dispatch.producer.errand import RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
+from dispatch.producer.farewell import reply_due
+from dispatch.producer.inbox import Inbox, Outcome
+from dispatch.producer.liveness import Listener, Liveness, beat_connection
+from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.recovery import row_of, state_of
+from dispatch.producer.session import Session
+
+_log = structlog.get_logger(__name__)
+
+_CLOSE_POLL_S = 0.01
+
+
+@dataclass(slots=True)
+class Submit:
+    """One submit of a blocking caller: it is sent at once, and answered unless the call was interrupted."""
+
+    answer: Admission | DispatchError | None = None
+    sent: bool = True
+
+    def withdraw(self) -> bool:
+        """Refuse: it is sent."""
+        return False
+
+    def answered(self) -> Admission | DispatchError | None:
+        """Return the answer, None if the call was interrupted."""
+        return self.answer
+
+
+BlockingErrand = Errand["Future[Outcome]", Submit]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that was admitted. `until` on the monotonic clock = when to stop waiting."""
+
+    errand: BlockingErrand
+    until: float = 0.0
+
+    @property
+    def ready(self) -> Future[Outcome]:
+        """Done when there is an outcome to take with `finish`."""
+        return self.errand.slot
+
+
+class BlockingQueuedPath:
+    """One producer session for many threads of one process."""
+
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        self._url = url
+        self._options = options
+        self.session = Session.begin(options)
+        self.inbox = Inbox(time.monotonic)
+        self._connection = BlockingConnection(url)
+        self._pump = BlockingPump(self._connection, self.session, self.inbox, self._taken_over)
+        self._liveness = Liveness(
+            self.session,
+            lambda: beat_connection(url, self.session),
+            Listener(lapsed=self._pump.look_after, taken_over=self._taken_over),
+        )
+        self._unusable: Callable[[], DispatchError] | None = None
+
+    def open(self) -> None:
+        """Check the library, give the first sign of life and start the threads.
+
+        Raises:
+            FabricUnavailable, LibraryProblem, ConfigurationError: the group cannot be used; nothing was started.
+        """
+        session = self.session
+        try:
+            verify_library_blocking(self._connection, session.group)
+            self._connection.keep_alive(
+                session.alive_key,
+                session.session_id,
+                session.replies_key,
+                alive_ms=session.liveness_ms,
+                replies_ms=session.replies_ttl_ms,
+            )
+        except BaseException:
+            self._connection.close()
+            raise
+        self._pump.start()
+        self._liveness.start()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one that opened the path: its threads did not come along."""
+        return self.session.forked
+
+    def begin(self, call: Call, options: CallOptions) -> Waiting:
+        """Queue `call`, blocking until it is admitted.
+
+        Raises:
+            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+        """
+        if self._unusable is not None:
+            raise self._unusable()
+        errand = BlockingErrand(
+            draft=make_draft(self.session, call, options),
+            slot=Future(),
+            timeout_ms=options.timeout_ms,
+            admission_s=admission_bound_s(options, self._options),
+        )
+        self.inbox.expect(errand.request_id, errand.slot)
+        self._pump.wake()
+        waiting = Waiting(errand)
+        try:
+            waiting.until = self._admit(errand) + time.monotonic()
+        except BaseException:
+            self.leave(waiting)
+            raise
+        self.inbox.admitted(errand.request_id)
+        return waiting
+
+    def finish(self, waiting: Waiting) -> Reply:
+        """Wait for the terminal reply, whatever its ending.
+
+        Raises:
+            FabricUnavailable, StateConflict: no reply will come; the text says what is known.
+        """
+        errand = waiting.errand
+        try:
+            outcome = errand.slot.result(max(0, waiting.until - time.monotonic()))
+            if isinstance(outcome, DispatchError):
+                raise outcome
+            if isinstance(outcome, Frame):
+                return self._read_body(outcome, waiting.until)
+        except FutureTimeout:
+            reply = errand.no_word(time.monotonic() - self._pump.last_contact)
+            self.leave(waiting)
+            return reply
+        return outcome
+
+    def leave(self, waiting: Waiting) -> None:
+        """Stop waiting and see to it that the request does not run for nobody. One attempt; never raises an error."""
+        errand = waiting.errand
+        if errand.has_ended() or errand.surely_not_queued():
+            self.inbox.forget(errand.request_id)
+            return
+        self.inbox.abandon(errand.request_id, reply_due())
+        self._pump.wake()
+        try:
+            if errand.surely_ours() or self._is_ours(errand.request_id):
+                self._cancel(self._connection, errand.request_id, "the caller left")
+            else:
+                self.inbox.forget(errand.request_id)
+        except DispatchError as error:
+            _log.warning("request_not_cancelled", request_id=errand.request_id, reason=str(error))
+
+    def close(self) -> None:
+        """Cancel what is outstanding, wait for that at most about `close_ms`, and end. Repeatable."""
+        if self._unusable is not None and self._unusable is not self.session.taken_over:
+            return
+        self._unusable = _closed
+        until = time.monotonic() + self._options.close_ms / 1000
+        try:
+            self._cancel_outstanding()
+            while self.inbox.busy() and time.monotonic() < until:
+                time.sleep(_CLOSE_POLL_S)
+        finally:
+            self.inbox.fail_all(_closed)
+            self._liveness.stop()
+            self._pump.stop()
+            self._pump.join()
+            self._liveness.join()
+            self._connection.close()
+
+    def _admit(self, errand: BlockingErrand) -> float:
+        """Submit until the group has answered; returns how many seconds the reply may take from now."""
+        pause = RETRY_MIN_S
+        while True:
+            answer = self._attempt(errand)
+            if (reply_s := errand.judge(answer)) is not None:
+                return reply_s
+            if errand.admission_left_s() <= pause:
+                raise errand.unanswered(answer)
+            if self._unusable is not None:
+                raise self._unusable()
+            time.sleep(pause)
+            pause = min(pause * 2, RETRY_MAX_S)
+
+    def _attempt(self, errand: BlockingErrand) -> Admission | DispatchError:
+        draft = errand.draft
+        try:
+            if errand.must_store and draft.body_key is not None:
+                self._connection.put(draft.body_key, draft.body, ttl_ms=BODY_TTL_MS)
+                errand.stored = True
+        except DispatchError as error:
+            return error
+        submit = draft.submit(errand.timeout_left_ms())
+        errand.attempt = Submit()
+        try:
+            errand.attempt.answer = self._connection.run(self.session.group, submit)
+        except DispatchError as error:
+            errand.attempt.answer = error
+        return errand.attempt.answer
+
+    def _read_body(self, frame: Frame, until: float) -> Reply:
+        where = body_key(self.session.group, frame)
+        while True:
+            try:
+                body = self._connection.get(where)
+                break
+            except FabricUnavailable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(RETRY_S)
+        reply = with_body(frame, body)
+        try:
+            self._connection.put(where, b"", ttl_ms=1)  # read once: free its memory now
+        except DispatchError as error:
+            _log.info("reply_body_left_to_expire", request_id=reply.request_id, reason=str(error))
+        return reply
+
+    def _is_ours(self, request_id: str) -> bool:
+        row = row_of(self._connection.run(self.session.group, state_of(request_id)))
+        return row is not None and row["producer_id"] == self.session.producer_id
+
+    def _cancel(self, connection: BlockingConnection, request_id: str, reason: str) -> None:
+        call = functions.request_cancel(request_id, actor=self.session.producer_id, reason=reason)
+        if connection.run(self.session.group, call).status == "UNKNOWN":
+            self.inbox.forget(request_id)
+
+    def _cancel_outstanding(self) -> None:
+        ids = self.inbox.outstanding(admitted_only=True)
+        if not ids:
+            return
+        try:
+            # A connection of its own, which gives a frozen server up within the bound of closing.
+            with BlockingConnection(self._url, timeout_s=self._options.close_ms / 1000) as connection:
+                for request_id in ids:
+                    self._cancel(connection, request_id, "the client was closed")
+        except DispatchError as error:
+            _log.warning("requests_not_cancelled", producer_id=self.session.producer_id, reason=str(error))
+
+    def _taken_over(self) -> None:
+        if self._unusable is None:
+            _log.error("producer_taken_over", producer_id=self.session.producer_id)
+            self._unusable = self.session.taken_over
+            self._liveness.stop()
+            self.inbox.fail_all(self.session.taken_over)
+
+
+def _closed() -> DispatchError:
+    return StateConflict("the client was closed; requests still outstanding were told to stop")

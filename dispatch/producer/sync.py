@@ -1,0 +1,275 @@
+"""The blocking client: the twin of `dispatch.producer.client.DispatchClient` for code without an event loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+from dispatch.contract import Call, Reply, Scalar
+from dispatch.errors import BackendError, DispatchError, RequestEnded, StateConflict
+from dispatch.producer.batch import CONCURRENCY, Item, check_concurrency
+from dispatch.producer.blocking import BlockingQueuedPath
+from dispatch.producer.completion import build_completion
+from dispatch.producer.options import DEFAULT_POOL, CallOptions, ClientKeywords, ClientOptions, require_url
+
+_NAME_MAX = 128
+
+
+class Begun(Protocol):
+    """A call under way. `until` on the monotonic clock = when to stop waiting for `ready`."""
+
+    @property
+    def ready(self) -> Future[Any]:
+        """Done when there is an outcome to take."""
+        ...
+
+    @property
+    def until(self) -> float:
+        """When to stop waiting."""
+        ...
+
+
+B = TypeVar("B", bound=Begun)
+
+
+class BlockingPath(Protocol[B]):
+    """How a call gets to an endpoint and back: through the queue, or directly."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one that opened it."""
+        ...
+
+    def open(self) -> None:
+        """Connect and start."""
+        ...
+
+    def begin(self, call: Call, options: CallOptions) -> B:
+        """Send a call off."""
+        ...
+
+    def finish(self, begun: B) -> Reply:
+        """Wait for its reply, whatever its ending."""
+        ...
+
+    def leave(self, begun: B) -> None:
+        """Stop waiting, and stop the request."""
+        ...
+
+    def close(self) -> None:
+        """End; repeatable."""
+        ...
+
+
+class DispatchClient:
+    """Sends OpenAI-compatible calls through a fabric group and gives back their replies; blocks while it waits.
+
+        with DispatchClient("valkey://127.0.0.1:6379", fabric_group="default") as client:
+            reply = client.complete(model="m", messages=[{"role": "user", "content": "Hi"}], pool="interactive")
+
+    One client serves any number of threads. Arguments, replies and errors are those of the asynchronous
+    `dispatch.DispatchClient`, with these differences:
+
+    - An exception in the waiting thread (Ctrl-C) cancels the request before it goes on, in one attempt.
+    - In a forked child the client goes on as a producer of its own: the first call there opens new connections under a
+      new producer id (a given one gets the process id behind it). Requests of the parent stay the parent's.
+    - `direct=True` runs an event loop in a thread of the client's.
+    """
+
+    def __init__(self, url: str = "", **options: Unpack[ClientKeywords]) -> None:
+        """Prepare a client; `with` opens it. Keywords: the members of `ClientOptions` (`client` has no meaning here).
+
+        Raises:
+            ConfigurationError, InvalidRequest: an option is wrong; names it.
+        """
+        self._options = ClientOptions(**options)
+        self._url = url if self._options.direct else require_url(url)
+        self._path: BlockingPath[Any] | None = None
+        self._reopening = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Connect, check the server's library and start the background threads.
+
+        Raises:
+            FabricUnavailable, LibraryProblem, ConfigurationError: the group cannot be used; says what to do.
+        """
+        if self._path is not None:
+            raise StateConflict("this client is open already")
+        self._path = self._open(self._options)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is outstanding, wait for that at most about `close_ms`, and close. Repeatable.
+
+        Threads still waiting get a reply that ended `cancelled`, or `StateConflict`.
+        """
+        path, self._path = self._path, None
+        if path is not None and not path.forked:
+            path.close()
+
+    @property
+    def producer_id(self) -> str | None:
+        """The name under which the group knows this client; None while it is not open, and for a direct one."""
+        return self._path.session.producer_id if isinstance(self._path, BlockingQueuedPath) else None
+
+    def complete(
+        self,
+        *,
+        model: str,
+        messages: Sequence[Any],
+        pool: str = DEFAULT_POOL,
+        metadata: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+        **more: Any,
+    ) -> Reply:
+        """Make one chat completion and return its reply, which succeeded.
+
+        Arguments and errors are those of the asynchronous `DispatchClient.complete`.
+        """
+        named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
+        return self._succeeded(self.call(*build_completion(named | more)))
+
+    def call(self, call: Call, options: CallOptions | None = None) -> Reply:
+        """Make one call and return its terminal reply, whatever its ending.
+
+        Raises:
+            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            FabricUnavailable: Valkey does not answer; the text says what is known about the request.
+        """
+        path = self._current()
+        begun = path.begin(call, options or CallOptions())
+        try:
+            return path.finish(begun)
+        except BaseException:
+            path.leave(begun)
+            raise
+
+    def batch_generate(
+        self,
+        items: Sequence[Item],
+        progress: Callable[[int, int], object] | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+    ) -> list[Reply | DispatchError]:
+        """Make many chat completions, at most `concurrency` at a time, and return their outcomes in order.
+
+        Each item is a mapping of `complete()`'s arguments. At its place stands the reply that succeeded, or the error
+        that `complete()` would have raised. `progress(finished, total)` is called in this thread after each.
+
+        Raises:
+            Exception: what `progress` raised. On any exception the requests under way are cancelled.
+        """
+        check_concurrency(concurrency)
+        batch = _Batch(self._current(), self._succeeded)
+        results: dict[int, Reply | DispatchError] = {}
+        for place, outcome in batch.outcomes(items, concurrency):
+            results[place] = outcome
+            if progress is not None:
+                progress(len(results), len(items))
+        return [results[place] for place in range(len(items))]
+
+    def _succeeded(self, reply: Reply) -> Reply:
+        if not reply.succeeded:
+            raise BackendError(reply) if self._options.direct else RequestEnded(reply)
+        return reply
+
+    def _current(self) -> BlockingPath[Any]:
+        path = self._path
+        if path is not None and path.forked:
+            with self._reopening:
+                if self._path is path:  # the first thread of this child
+                    self._path = self._open(_for_child(self._options))
+                path = self._path
+        if path is None:
+            raise StateConflict("this client is not open: use it inside 'with DispatchClient(...)'")
+        return path
+
+    def _open(self, options: ClientOptions) -> BlockingPath[Any]:
+        path: BlockingPath[Any]
+        if options.direct:
+            # The HTTP stack is loaded only by clients that need it.
+            from dispatch.producer.blocking_direct import BlockingDirectPath  # noqa: PLC0415 - see above
+
+            path = BlockingDirectPath(options)
+        else:
+            path = BlockingQueuedPath(self._url, options)
+        path.open()
+        return path
+
+
+class _Batch:
+    """One batch, driven by the thread that asked for it."""
+
+    def __init__(self, path: BlockingPath[Any], succeeded: Callable[[Reply], Reply]) -> None:
+        self._path = path
+        self._succeeded = succeeded
+        self._active: dict[int, Begun] = {}
+        self._ready: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def outcomes(self, items: Sequence[Item], concurrency: int) -> Iterator[tuple[int, Reply | DispatchError]]:
+        """Yield (place, outcome) as items end. When left early, what is under way is cancelled."""
+        rest = iter(enumerate(items))
+        try:
+            while True:
+                while len(self._active) < concurrency and (entry := next(rest, None)) is not None:
+                    if (error := self._begin(*entry)) is not None:
+                        yield entry[0], error
+                if not self._active:
+                    return
+                for place in self._ended():
+                    yield place, self._finish(place)
+        finally:
+            for begun in self._active.values():
+                self._path.leave(begun)
+
+    def _begin(self, place: int, item: Item) -> DispatchError | None:
+        try:
+            begun = self._path.begin(*build_completion(item))
+        except DispatchError as error:
+            return error
+        self._active[place] = begun
+        begun.ready.add_done_callback(lambda _: self._ready.put(place))
+        return None
+
+    def _ended(self) -> list[int]:
+        """Wait until an item has an outcome, or is overdue."""
+        nearest = min(begun.until for begun in self._active.values()) - time.monotonic()
+        try:
+            place = self._ready.get(timeout=max(0.0, min(nearest, threading.TIMEOUT_MAX)))
+        except queue.Empty:
+            now = time.monotonic()
+            return [place for place, begun in self._active.items() if begun.until <= now]
+        return [place] if place in self._active else []  # one that was overdue may have got its outcome after all
+
+    def _finish(self, place: int) -> Reply | DispatchError:
+        begun = self._active.pop(place)
+        try:
+            reply = self._path.finish(begun)
+        except BaseException as error:
+            self._path.leave(begun)
+            if isinstance(error, DispatchError):
+                return error
+            raise
+        try:
+            return self._succeeded(reply)
+        except DispatchError as error:
+            return error
+
+
+def _for_child(options: ClientOptions) -> ClientOptions:
+    if options.producer_id is None:
+        return options
+    suffix = f".{os.getpid()}"
+    return dataclasses.replace(options, producer_id=options.producer_id[: _NAME_MAX - len(suffix)] + suffix)

@@ -1,0 +1,5 @@
+"""The blocking client: `from dispatch.sync import DispatchClient`."""
+
+from dispatch.producer.sync import DispatchClient
+
+__all__ = ["DispatchClient"]
