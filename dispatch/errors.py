@@ -7,6 +7,7 @@ DispatchError
 │   └── ContractMismatch    the other side speaks another contract version
 ├── FabricError             something between this process and the fabric group
 │   ├── FabricUnavailable   Valkey did not answer; it is not known whether the call was done
+│   │   └── OutcomeUnknown  the request was admitted; how it ended is not known
 │   ├── LibraryProblem      the function library is missing or another one
 │   ├── PoolUnknown  GroupUnknown  BadArgument  StateConflict  LeaseLost
 │   └── ScriptFault         the library itself failed; names Lua file and line
@@ -56,6 +57,10 @@ class FabricError(DispatchError):
 
 class FabricUnavailable(FabricError):
     """Valkey did not answer in time or refused the connection. The call may or may not have been done."""
+
+
+class OutcomeUnknown(FabricUnavailable):
+    """The request was admitted and may have run; how it ended cannot be learnt any more."""
 
 
 class LibraryProblem(FabricError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
-from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.records import Admitted, Refused
 from dispatch.producer.draft import Admission, Draft, refusal
@@ -140,13 +140,13 @@ class Errand(Generic[SlotT, AttemptT]):
         `silent_s` = since when the server has not answered this client at all.
 
         Raises:
-            FabricUnavailable: it cannot be said how the request ended.
+            OutcomeUnknown: it cannot be said how the request ended.
         """
         name = f"request {self.request_id}"
         if self.has_ended():
-            raise FabricUnavailable(f"{name} ended, but its reply's body could not be read in time")
+            raise OutcomeUnknown(f"{name} ended, but its reply's body could not be read in time")
         if silent_s > GRACE_S:
-            raise FabricUnavailable(
+            raise OutcomeUnknown(
                 f"no reply to {name} by its deadline, and Valkey has not answered for {silent_s:.1f} s; it is not "
                 "known how the request ended"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
-from dispatch.errors import DispatchError, FabricError, FabricUnavailable, GroupUnknown
+from dispatch.errors import DispatchError, FabricError, GroupUnknown, OutcomeUnknown
 from dispatch.fabric import functions
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
@@ -78,7 +78,7 @@ def conclusion(request_id: str, answer: Any) -> Outcome | None:
 
 
 def _vanished(request_id: str) -> FabricError:
-    return FabricUnavailable(
+    return OutcomeUnknown(
         f"the group does not know request {request_id} any more, although it was admitted: Valkey has lost data, or "
         "the request ended and its reply expired unread; it is not known whether it ran"
     )
