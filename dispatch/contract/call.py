@@ -3,13 +3,13 @@
 The body goes to the endpoint as the caller sent it, so our view of it must be the one the endpoint's parser will have.
 Hence the strictness: RFC 8259 by the letter (UTF-8 without a mark, no NaN, one document), and no member that we read
 may stand there twice, because parsers differ in which of the two they take. What we do not read is not judged: numbers
-of any size, unknown members and their duplicates pass through.
+of any size, unknown members and their duplicates pass through, and so do escapes of half a surrogate pair, which the
+grammar allows and our decoder does not: such a body is read from a copy without them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NoReturn
 
 import msgspec
 
@@ -28,7 +28,9 @@ _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _MISSING = msgspec.Raw()
 _AT_BYTE = re.compile(r"\(byte (\d+)\)")
 _NOT_FINITE = re.compile(rb"NaN|Infinity")
-_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LONE_HIGH = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_LONE_LOW = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_REPLACEMENT = rb"\\ufffd"  # as a template of re
 
 _MAIN_MEMBER_STARTS = {
     Operation.CHAT_COMPLETIONS: (b"[", "an array"),
@@ -113,13 +115,11 @@ def _read_members(body: bytes, wanted: tuple[str, ...]) -> dict[str, msgspec.Raw
     Names are compared as decoded, so a name spelled with escapes counts.
     """
     try:
-        members = msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=_Names().take)
+        members = _decode(body)
     except msgspec.ValidationError:
-        raise InvalidRequest("the body is JSON but not an object", code="not_an_object") from None
+        raise InvalidRequest("the body must be a JSON object", code="not_an_object") from None
     except msgspec.DecodeError as error:
-        _refuse_malformed(body, str(error))
-    except _TooManyMembers:
-        raise InvalidRequest(f"the body has more than {MEMBERS_MAX} members", code="too_many_members") from None
+        members = _decode_surrogates(body, str(error))
     found = dict.fromkeys(wanted, _MISSING)
     for name, value in members.items():
         if name.text in found:
@@ -132,6 +132,36 @@ def _read_members(body: bytes, wanted: tuple[str, ...]) -> dict[str, msgspec.Raw
     return found
 
 
+def _decode(body: bytes) -> dict[_Name, msgspec.Raw]:
+    try:
+        return msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=_Names().take)
+    except _TooManyMembers:
+        raise InvalidRequest(f"the body has more than {MEMBERS_MAX} members", code="too_many_members") from None
+
+
+def _decode_surrogates(body: bytes, found: str) -> dict[_Name, msgspec.Raw]:
+    """Decode again what the decoder refused with the words `found`, if that was for half of a surrogate pair.
+
+    Raises:
+        InvalidRequest: it is no JSON.
+    """
+    # "truncated" is what it says of a half at the end: it looks for the other one behind the last byte.
+    if "surrogate" in found or "hex escape" in found or ("truncated" in found and b"\\u" in body[-16:]):
+        try:
+            return _decode(_without_lone_surrogates(body))
+        except msgspec.DecodeError as error:
+            found = str(error)
+    raise _malformed(body, found)
+
+
+def _without_lone_surrogates(body: bytes) -> bytes:
+    """Return a copy of the same length in which halves of surrogate pairs are U+FFFD."""
+    # Escaped backslashes step aside for a byte that JSON cannot hold, so that every `\\u` left is an escape.
+    marked = body.replace(b"\\\\", b"\\\x00")
+    readable = _LONE_LOW.sub(_REPLACEMENT, _LONE_HIGH.sub(_REPLACEMENT, marked))
+    return readable.replace(b"\\\x00", b"\\\\")
+
+
 def _model(raw: msgspec.Raw) -> str:
     if raw is _MISSING:
         raise InvalidRequest("the member 'model' is missing", param="model", code="missing_member")
@@ -140,6 +170,8 @@ def _model(raw: msgspec.Raw) -> str:
     model = msgspec.json.decode(raw, type=str)
     if not model.strip():
         raise InvalidRequest("'model' must not be empty", param="model", code="invalid_value")
+    if "\ufffd" in model:  # also what stands for half of a surrogate pair
+        raise InvalidRequest("'model' holds characters that are no text", param="model", code="invalid_value")
     if len(model) > MODEL_MAX_LENGTH:
         raise InvalidRequest(
             f"'model' has {len(model)} characters, at most {MODEL_MAX_LENGTH} are allowed",
@@ -188,16 +220,12 @@ def _check_utf8(body: bytes) -> None:
         at = end
 
 
-def _refuse_malformed(body: bytes, found: str) -> NoReturn:
+def _malformed(body: bytes, found: str) -> InvalidRequest:
     """Say in a sentence why `body` is no JSON; `found` is the decoder's own word."""
     if not body.strip(b" \t\r\n"):
-        raise InvalidRequest("the body is empty; a JSON object is expected", code="invalid_json")
+        return InvalidRequest("the body is empty; a JSON object is expected", code="invalid_json")
     reason = found.removeprefix("JSON is malformed: ")
     at = _AT_BYTE.search(found)
-    if "surrogate" in found or "hex escape" in found:
-        reason = "half of a surrogate pair" + (f" {at[0]}" if at else "")
-    elif at is None and _HIGH_SURROGATE.search(body, max(0, len(body) - 16)) is not None:
-        reason = "half of a surrogate pair at the end"  # the decoder looked for the other half behind the body's end
-    elif at is not None and _NOT_FINITE.search(body, max(0, int(at[1]) - 2), int(at[1]) + 9) is not None:
+    if at is not None and _NOT_FINITE.search(body, max(0, int(at[1]) - 2), int(at[1]) + 9) is not None:
         reason = f"NaN and Infinity are no JSON numbers {at[0]}"
-    raise InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json")
+    return InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json")
