@@ -1,4 +1,4 @@
-"""compose.yaml names real commands, options, settings and files, and says of every service that stays when it is well."""
+"""compose.yaml names real commands, options, settings and files; every service that stays says when it is well."""
 
 from __future__ import annotations
 
