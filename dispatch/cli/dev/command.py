@@ -9,6 +9,7 @@ import typer
 
 from dispatch.cli.dev.plan import Options
 from dispatch.cli.dev.stack import run
+from dispatch.telemetry.logs import set_up_logging
 
 _HELP = """Run everything on this machine until Ctrl-C: an embedded Valkey with the library and the default config, a
 simulated OpenAI-compatible backend, and two gateways that share the group. It listens on loopback only and reads no
@@ -50,4 +51,5 @@ def dev(  # noqa: PLR0913 - a command's options are its parameters
         endpoint=endpoint, api_key_env=api_key_env, port=port, gateways=gateways,
         valkey_port=valkey_port, load=load, logs=logs,
     )  # fmt: skip
+    set_up_logging(level="warning")
     anyio.run(run, options)
