@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import anyio
 
 from dispatch.contract.envelope import CONTRACT_VERSION
-from dispatch.errors import ConfigurationError, FabricUnavailable, LibraryProblem
-from dispatch.fabric.address import Address, parse_url
-from dispatch.fabric.connection import CONNECT_TIMEOUT_S, Connection
-from dispatch.fabric.faults import LOAD_COMMAND, plain_reason
+from dispatch.errors import ConfigurationError, LibraryProblem
+from dispatch.fabric.address import parse_url
+from dispatch.fabric.connection import Connection
+from dispatch.fabric.faults import LOAD_COMMAND
 from dispatch.fabric.functions import library_version
 from dispatch.fabric.glide import GlideConnection
 from dispatch.fabric.library import current_library
 from dispatch.fabric.records import LibraryVersion
 from dispatch.fabric.redis_client import RedisConnection
 from dispatch.fabric.sync import BlockingConnection
+
+C = TypeVar("C", GlideConnection, RedisConnection)
 
 
 async def connect(url: str, *, client: str = "glide") -> Connection:
@@ -30,15 +34,12 @@ async def connect(url: str, *, client: str = "glide") -> Connection:
     address = parse_url(url)
     if client not in ("glide", "redis"):
         raise ConfigurationError(f"Valkey client {client!r} is unknown; known: glide, redis")
-    await _knock(address)
-    connection = await GlideConnection.open(address) if client == "glide" else RedisConnection(address)
-    try:
-        await connection.ping()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await connection.aclose()
-        raise
-    return connection
+    # redis-py says at once and precisely why it cannot connect; GLIDE tries for seconds and says "timed out".
+    first = await _answering(RedisConnection(address))
+    if client == "redis":
+        return first
+    await first.aclose()
+    return await _answering(await GlideConnection.open(address))
 
 
 async def verify_library(connection: Connection, group: str) -> None:
@@ -79,16 +80,11 @@ def require_same(found: LibraryVersion) -> None:
         )
 
 
-async def _knock(address: Address) -> None:
-    """Find out at once, and say plainly, when nothing listens: clients take long and their texts are vague."""
-    problem = ""
-    for host, port in address.nodes:
-        try:
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
-                stream = await anyio.connect_tcp(host, port)
-        except OSError as error:
-            problem = plain_reason(error)
-        else:
-            await stream.aclose()
-            return
-    raise FabricUnavailable(f"Valkey at {address} does not answer: {problem}")
+async def _answering(connection: C) -> C:
+    try:
+        await connection.ping()
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await connection.aclose()
+        raise
+    return connection

@@ -43,6 +43,8 @@ def to_error(fault: ServerFault, library: Library | None = None) -> DispatchErro
         return _script_fault(fault, line, library or current_library())
     if fault.text.startswith("Function not found"):
         return LibraryProblem(f"function {fault.function!r} is not on the server; run: {LOAD_COMMAND}")
+    if fault.text.startswith("DB index is out of range"):
+        return ConfigurationError("the Valkey URL names a database that the server does not have")
     return FabricError(f"Valkey answered: {fault.code} {fault.text}")
 
 

@@ -22,7 +22,6 @@ from dispatch.fabric.address import Address
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
 from dispatch.fabric.faults import ServerFault, to_error
-from dispatch.fabric.redis_shared import slot_primaries
 
 IN_FLIGHT_LIMIT = 1_000_000
 """Effectively none: slots and queues decide how much is outstanding, and a refusal here would look like a fault."""
@@ -104,7 +103,9 @@ class GlideConnection:
         if not self._address.cluster:
             return self._address.hosts()
         with _errors(self._address):
-            return slot_primaries(await self._client.custom_command(["CLUSTER", "SLOTS"], glide.RandomNode()))
+            slots = await self._client.custom_command(["CLUSTER", "SLOTS"], glide.RandomNode())
+        primaries = (row[2] for row in slots)
+        return list(dict.fromkeys(f"{host.decode()}:{port}" for host, port, *_ in primaries))
 
     async def ping(self) -> None:
         """Connect if needed, and see whether the server answers.

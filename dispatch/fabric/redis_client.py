@@ -15,7 +15,7 @@ from dispatch.errors import DispatchError
 from dispatch.fabric.address import Address
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
-from dispatch.fabric.redis_shared import options, read_error, redis_errors
+from dispatch.fabric.redis_shared import options, outcome, redis_errors
 
 POOL_SIZE = 64
 """Connections of one client at most; a call beyond waits for a free one."""
@@ -48,7 +48,7 @@ class RedisConnection:
             for call in calls:
                 pipeline.execute_command(*call.command(group))
             answers = await pipeline.execute(raise_on_error=False)
-        return [self._outcome(call, answer) for call, answer in zip(calls, answers, strict=True)]
+        return [outcome(call, answer, self._address) for call, answer in zip(calls, answers, strict=True)]
 
     async def get(self, key: str) -> bytes | None:
         """Read a string."""
@@ -111,11 +111,6 @@ class RedisConnection:
     def _pipeline(self) -> Any:
         return self._client.pipeline() if self._address.cluster else self._client.pipeline(transaction=False)
 
-    def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
-        if isinstance(answer, Exception):
-            return read_error(answer, self._address, call.function)
-        return call.decode(answer)
-
 
 class RedisWaiter:
     """`Waiter` over redis-py: one connection, made by the first wait and after every failed one."""
@@ -128,11 +123,11 @@ class RedisWaiter:
         """Wait for a token on `key`, at most about `seconds`; returns whether one came."""
         seconds = bounded_wait(seconds)
         try:
-            with redis_errors(self._address):
+            with redis_errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
                 if self._wire is None:
                     self._wire = await _wire_for(self._address, key)
                 await self._wire.send_command("BLPOP", key, seconds)
-                return await self._wire.read_response(timeout=seconds + WAIT_MARGIN_S) is not None
+                return await self._wire.read_response() is not None
         except BaseException:
             # An abandoned pop would take the next token along: its connection has to go.
             await self.aclose()
@@ -156,14 +151,14 @@ def _client(address: Address) -> Any:
             startup_nodes=[ClusterNode(host, port) for host, port in address.nodes],
             max_connections=POOL_SIZE,
             retry=_NO_RETRIES,
-            **options(address),
+            **options(address, REQUEST_TIMEOUT_S),
         )
     host, port = address.nodes[0]
-    return redis.Redis.from_pool(_pool(address, host, port))
+    return redis.Redis.from_pool(_pool(address, host, port, REQUEST_TIMEOUT_S))
 
 
-def _pool(address: Address, host: str, port: int) -> redis.BlockingConnectionPool:
-    found = options(address)
+def _pool(address: Address, host: str, port: int, timeout_s: float | None) -> redis.BlockingConnectionPool:
+    found = options(address, timeout_s)
     kind = redis.SSLConnection if found.pop("ssl", False) else redis.Connection
     return redis.BlockingConnectionPool(
         max_connections=POOL_SIZE,
@@ -183,5 +178,5 @@ async def _wire_for(address: Address, key: str) -> Any:
         async with _client(address) as cluster:
             node = cluster.get_node_from_key(key)
             host, port = node.host, int(node.port)
-    pool: Any = _pool(address, host, port)
+    pool: Any = _pool(address, host, port, None)  # the wait's own time limits its reads
     return pool.make_connection()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,13 @@ from redis import exceptions
 
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.address import Address
-from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
+from dispatch.fabric.calls import FunctionCall, T
+from dispatch.fabric.connection import CONNECT_TIMEOUT_S
 from dispatch.fabric.faults import ServerFault, plain_reason, to_error
 
 
-def options(address: Address, *, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
-    """Return the keyword arguments with which any redis-py client speaks to `address`.
+def options(address: Address, timeout_s: float | None) -> dict[str, Any]:
+    """Return the keyword arguments with which any redis-py client speaks to `address`; None = reads never time out.
 
     Raises:
         ConfigurationError: the CA file cannot be read.
@@ -56,11 +57,8 @@ def read_error(error: Exception, address: Address | str, function: str = "") -> 
     return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")
 
 
-def slot_primaries(slots: Sequence[Any]) -> list[str]:
-    """Return the addresses of the primaries in an answer of CLUSTER SLOTS, each once, in its order."""
-    found = [f"{_text(row[2][0])}:{row[2][1]}" for row in slots]
-    return list(dict.fromkeys(found))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def outcome(call: FunctionCall[T], answer: Any, address: Address) -> T | DispatchError:
+    """Return what one call of a pipeline came to: its decoded answer, or the error that stands in its place."""
+    if isinstance(answer, Exception):
+        return read_error(answer, address, call.function)
+    return call.decode(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import redis
@@ -9,10 +10,11 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 
+from dispatch.errors import DispatchError
 from dispatch.fabric.address import Address, parse_url
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
-from dispatch.fabric.redis_shared import options, redis_errors
+from dispatch.fabric.redis_shared import options, outcome, redis_errors
 
 # A connection never repeats a call: only its caller knows what may be repeated.
 _NO_RETRIES = Retry(NoBackoff(), retries=0)
@@ -42,6 +44,17 @@ class BlockingConnection:
             answer = self._client.execute_command(*call.command(group))
         return call.decode(answer)
 
+    def run_many(self, group: str, calls: Sequence[FunctionCall[T]]) -> list[T | DispatchError]:
+        """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
+        if not calls:
+            return []
+        with redis_errors(self.address):
+            pipeline = self._client.pipeline(transaction=False)
+            for call in calls:
+                pipeline.execute_command(*call.command(group))
+            answers = pipeline.execute(raise_on_error=False)
+        return [outcome(call, answer, self.address) for call, answer in zip(calls, answers, strict=True)]
+
     def get(self, key: str) -> bytes | None:
         """Read a string."""
         value: bytes | None = self._command("GET", key)
@@ -60,8 +73,8 @@ class BlockingConnection:
         """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
         with redis_errors(self.address):
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.set(alive_key, session, px=alive_ms)
-            pipeline.pexpire(replies_key, replies_ms)
+            pipeline.execute_command("SET", alive_key, session, "PX", alive_ms)
+            pipeline.execute_command("PEXPIRE", replies_key, replies_ms)
             pipeline.execute()
 
     def push_token(self, key: str) -> None:
@@ -139,14 +152,12 @@ def _open(address: Address, timeout_s: float) -> Any:
         return redis.RedisCluster(
             startup_nodes=[_cluster_node(host, port) for host, port in address.nodes],
             retry=_NO_RETRIES,
-            **options(address, timeout_s=timeout_s),
+            **options(address, timeout_s),
         )
 
 
 def _standalone(address: Address, host: str, port: int, timeout_s: float) -> Any:
-    return redis.Redis(
-        host=host, port=port, db=address.database, retry=_NO_RETRIES, **options(address, timeout_s=timeout_s)
-    )
+    return redis.Redis(host=host, port=port, db=address.database, retry=_NO_RETRIES, **options(address, timeout_s))
 
 
 def _wire_for(address: Address, key: str) -> Any:
