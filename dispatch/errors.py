@@ -102,7 +102,7 @@ class RequestRefused(DispatchError):
     `retry_after_ms` when to come back (None = unknown).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the fields of the refusal
         self,
         reason: str,
         *,

@@ -79,14 +79,16 @@ def reply_ack(producer_id: str, session: str, *, upto: int) -> FunctionCall[r.Ac
 def group_configure(
     document: bytes, *, expected_generation: int, actor: str, reason: str, nonce: str
 ) -> FunctionCall[r.Configured]:
-    """Apply a whole config (JSON) if the generation in force is `expected_generation` (0 = none yet). All or nothing."""
+    """Apply a whole config (JSON), all or nothing, if the generation in force is `expected_generation` (0 = none)."""
     args: list[Argument] = [CONTRACT_VERSION, expected_generation, document, actor, reason, nonce]
     return FunctionCall("group_configure", args, _configured)
 
 
 def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
-    """Read one section of the group's state: group, config, pools, endpoints, gateways, leases, waiting, request,
-    endings. `subject` is the pool (waiting) or the request id (request). Answers a decoded JSON document.
+    """Read one section of the group's state, a page at a time, as a decoded JSON document.
+
+    Sections: group, config, pools, endpoints, gateways, leases, waiting, request, endings. `subject` is the pool
+    (waiting) or the request id (request).
     """
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 

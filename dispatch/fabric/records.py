@@ -141,7 +141,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Arguments of `lease_renew`: who the gateway is and what it holds. `nonces` = calls whose answer is outstanding."""
+    """Arguments of `lease_renew`: who the gateway is and what it holds; `nonces` = calls whose answer is out."""
 
     gateway_id: str
     host: str
