@@ -1,4 +1,4 @@
-"""The group's config as this gateway needs it: endpoints to call and the length of a lease, by generation."""
+"""The group's config as this gateway needs it: endpoints to call, bounds and times, by generation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dispatch.fabric import functions
 from dispatch.gateway.link import Link
 
 log = structlog.get_logger(__name__)
+
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+"""Largest body where the group's config is not known yet."""
 
 
 class EndpointUnusable(DispatchError):
@@ -35,6 +38,7 @@ class Endpoints:
         self._default = ""
         self.generation = 0
         self.lease_ms = 30_000
+        self.max_payload_bytes = MAX_PAYLOAD_BYTES
         self.on_stale: Callable[[], None] = lambda: None
 
     @property
@@ -94,6 +98,7 @@ class Endpoints:
         self._endpoints = {row["endpoint_id"]: _endpoint(row) for row in document["endpoints"]}
         self._default = document["default_endpoint"]
         self.lease_ms = document["lease_ms"]
+        self.max_payload_bytes = document["max_payload_bytes"]
         self.generation = snapshot["generation"]
         self._in_force = self.generation
         for name, endpoint in self._endpoints.items():

@@ -13,13 +13,14 @@ from dispatch.backend.endpoint import Endpoint
 from dispatch.config import GatewaySettings
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
+from dispatch.gateway.endpoints import MAX_PAYLOAD_BYTES
 from dispatch.gateway.executors import Executor
 from dispatch.gateway.service import Service
 from dispatch.gateway.status import GatewayStatus
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 0.2
+_CLOSE_S = 0.1
 
 
 class Gateway:
@@ -83,11 +84,12 @@ class Gateway:
                 await asyncio.gather(task, return_exceptions=True)
             raise
 
-    async def stop(self) -> None:
+    async def stop(self, *, timeout_ms: int | None = None) -> None:
         """Drain and stop: claim nothing more, let what runs finish, tell the callers of what has not.
 
-        What runs gets `drain_timeout_ms`; this returns at most about 2 s after that time, also when Valkey is away.
-        Repeatable; may be called from any task of the same event loop. Goes on when the caller is cancelled.
+        What runs gets `timeout_ms` (None = the settings' `drain_timeout_ms`); this returns at most about 2 s after that
+        time, also when Valkey is away. Repeatable, and again with less time ends it sooner; may be called from any task
+        of the same event loop. Goes on when the caller is cancelled.
 
         Raises:
             Exception: what ended the gateway before (a bug; see `failure`).
@@ -96,10 +98,11 @@ class Gateway:
         if task is None:
             return
         if self._service is not None:
-            self._service.drain(self.settings.drain_timeout_ms / 1000)
+            self._service.drain((self.settings.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000)
         with anyio.CancelScope(shield=True):
             await asyncio.wait({task})
-        self._task = None
+        if self._task is task:
+            self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
@@ -131,6 +134,11 @@ class Gateway:
     def in_flight(self) -> int:
         """How many requests it runs now."""
         return 0 if self._service is None else self._service.holdings.in_flight
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest body of a call in this group."""
+        return MAX_PAYLOAD_BYTES if self._service is None else self._service.endpoints.max_payload_bytes
 
     @property
     def failure(self) -> BaseException | None:

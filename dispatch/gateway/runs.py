@@ -140,7 +140,7 @@ class Runner:
             return self._unreadable(lease, error)
         if envelope.contract != CONTRACT_VERSION:
             return self._unreadable(lease, None)
-        body = lease.body or await self._body(lease)
+        body = lease.body if lease.body or not lease.body_bytes else await self._body(lease)
         if body is None:
             return self._settler.failed(lease, "body_missing", "the request's body is not in the fabric (any more)")
         deadline_s = held.deadline_at - self._loop.time()

@@ -22,9 +22,9 @@ from dispatch.gateway.settling import Settler
 log = structlog.get_logger(__name__)
 
 # Together with the drain time these stay below the two seconds that a stop may take beyond it.
-_BREAK_OFF_S = 0.6
-_SETTLE_REST_S = 1.0
-_CLOSE_S = 0.2
+_BREAK_OFF_S = 0.5
+_SETTLE_REST_S = 0.6
+_CLOSE_S = 0.1
 
 
 class Service:
@@ -43,8 +43,7 @@ class Service:
         self.claims = ClaimLoop(identity, self.link, self._runner, settler)
         self.heart = Heart(self.link, self._runner, self.claims, self.endpoints)
         self._claiming = anyio.CancelScope()
-        self._drain_ends_at: float | None = None
-        self._draining = anyio.Event()
+        self._patience = anyio.CancelScope()
 
     async def prepare(self) -> None:
         """Verify the library, have a config, register.
@@ -78,14 +77,18 @@ class Service:
                 log.warning("leases_left_behind", count=len(self.holdings), problem=self.link.problem)
 
     def drain(self, timeout_s: float) -> None:
-        """Claim nothing more and let `serve` end: at once when nothing runs, else at most about `timeout_s` later."""
-        if self._drain_ends_at is not None:
+        """Claim nothing more and let `serve` end: at once when nothing runs, else at most about `timeout_s` later.
+
+        Again with less time: sooner.
+        """
+        ends_at = anyio.current_time() + timeout_s
+        if ends_at >= self._patience.deadline:
             return
-        self._drain_ends_at = anyio.current_time() + timeout_s
-        self._claiming.deadline = self._drain_ends_at + _BREAK_OFF_S
-        self.claims.drain()
-        self._draining.set()
-        log.info("gateway_draining", in_flight=self.holdings.in_flight, timeout_s=timeout_s)
+        self._patience.deadline = ends_at
+        self._claiming.deadline = ends_at + _BREAK_OFF_S
+        if not self.claims.draining:
+            log.info("gateway_draining", in_flight=self.holdings.in_flight, timeout_s=timeout_s)
+            self.claims.drain()
 
     async def aclose(self) -> None:
         """Let go of the executor's connections, if they are ours. Never waits long."""
@@ -95,8 +98,8 @@ class Service:
 
     async def _break_off(self) -> None:
         """When the time to drain is over, stop what still runs; the callers are told."""
-        await self._draining.wait()
-        await anyio.sleep_until(self._drain_ends_at or 0.0)
+        with self._patience:
+            await anyio.sleep_forever()
         self._runner.stop_all()
 
     async def _last_beat(self) -> None:

@@ -1,0 +1,170 @@
+"""One process: a gateway, and the HTTP front over a client of the same group, in one event loop."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import anyio
+import structlog
+import uvicorn
+
+from dispatch.config import GatewaySettings
+from dispatch.errors import ConfigurationError
+from dispatch.gateway import Gateway
+from dispatch.ingress.app import create_app
+from dispatch.ingress.state import IngressState
+from dispatch.producer.client import DispatchClient
+
+log = structlog.get_logger(__name__)
+
+_BACKLOG = 2048
+# What is left of the two seconds a stop may take beyond the drain, when the gateway's own part is over.
+_CLIENT_CLOSE_MS = 300
+_LAST_ANSWERS_S = 0.2
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: this process has more to stop than HTTP."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Run until SIGTERM or SIGINT; then take no HTTP work, drain, and return. A second signal cuts the drain short.
+
+    Raises:
+        ConfigurationError: a setting is missing or wrong, the address cannot be listened on, or the login is refused.
+        LibraryProblem, FabricUnavailable: the fabric group cannot be used; says what to do.
+    """
+    settings.require_valkey_url()
+    with _listen(settings) as listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        process = _Process(settings, listener)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.obey, signals)
+            await process.run()
+            tasks.cancel_scope.cancel()
+
+
+class _Process:
+    """Starts everything in order, waits, and stops everything in order."""
+
+    def __init__(self, settings: GatewaySettings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._gateway = Gateway(settings)
+        self._starting = anyio.CancelScope()
+        self._started = False
+        self._stop = anyio.Event()
+        self._patience = anyio.CancelScope()
+        self._http_done = anyio.Event()
+
+    async def obey(self, signals: AsyncIterator[signal.Signals]) -> None:
+        """Turn the first signal into a stop in order, the second into a hurried one."""
+        async for number in signals:
+            log.info("signal_received", signal=number.name, again=self._stop.is_set())
+            if self._stop.is_set():
+                self._patience.cancel()
+                await self._gateway.stop(timeout_ms=0)
+            self._stop.set()
+            if not self._started:
+                self._starting.cancel()
+
+    async def run(self) -> None:
+        """Serve until told to stop, or until the gateway fails (its error is raised)."""
+        async with AsyncExitStack() as stack:
+            with self._starting:
+                stack.push_async_callback(self._gateway.stop)
+                await self._gateway.start()
+                client = await stack.enter_async_context(self._client())
+                self._started = True
+            if self._started:
+                await self._serve_until_stopped(client)
+
+    async def _serve_until_stopped(self, client: DispatchClient) -> None:
+        server = self._server(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._serve_http, server)
+            tasks.start_soon(self._stop_with_the_gateway)
+            log.info("listening", url=_url(self._listener), group=self._settings.fabric_group)
+            await self._stop.wait()
+            server.should_exit = True  # no new connections; answers under way go on
+            self._patience.deadline = anyio.current_time() + self._settings.drain_timeout_ms / 1000
+            await self._gateway.stop()
+            with self._patience:  # what other gateways run for our callers
+                await self._http_done.wait()
+            await client.aclose()  # callers that still wait are told
+            with anyio.move_on_after(_LAST_ANSWERS_S):
+                await self._http_done.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _serve_http(self, server: _HttpServer) -> None:
+        await server.serve([self._listener])
+        self._http_done.set()
+
+    async def _stop_with_the_gateway(self) -> None:
+        await self._gateway.wait_stopped()
+        self._stop.set()
+
+    def _client(self) -> DispatchClient:
+        settings = self._settings
+        return DispatchClient(
+            settings.valkey_url,
+            fabric_group=settings.fabric_group,
+            client=settings.valkey_client,
+            close_ms=_CLIENT_CLOSE_MS,
+        )
+
+    def _server(self, client: DispatchClient) -> _HttpServer:
+        app = create_app(IngressState(client=client, gateway=self._gateway))
+        return _HttpServer(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=self._settings.http_keep_alive_s,
+            )
+        )
+
+
+@contextmanager
+def _listen(settings: GatewaySettings) -> Iterator[socket.socket]:
+    """Listen before anything else is started, so that a busy port is the first thing said.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on; names the setting.
+    """
+    host, port = settings.host, settings.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(_why_not(error, host, port)) from error
+    with listener:
+        yield listener
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; choose another with --port (DISPATCH_PORT)"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} may not be used by this user; choose another with --port (DISPATCH_PORT)"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"{host!r} is no address of this machine; choose another with --host (DISPATCH_HOST)"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
