@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
-from dispatch.cli.tables import print_table
+from dispatch.cli.tables import output, print_table
 from dispatch.errors import DispatchError
 from dispatch.fabric import deploy
 from dispatch.fabric.deploy import Action, Installed, LoadReport, NodeReport, NodeState
@@ -238,7 +237,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _print_diff(text: str) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = output()
     if not console.is_terminal:
         sys.stdout.write(text)
         return

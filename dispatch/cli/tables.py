@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,16 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 
+def output() -> Console:
+    """Return the standard output as a console: no escape codes in pipes, in a dumb terminal, or with NO_COLOR set."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(highlight=False, markup=False, soft_wrap=True, color_system=None if plain else "auto")
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print `rows` to stdout: a drawn table in a terminal that can show one, else columns two blanks apart."""
-    console = Console(highlight=False, markup=False)
+    console = output()
     if console.is_terminal and not console.is_dumb_terminal:
         table = Table(*headings)
         for column in table.columns:
             column.overflow = "fold"
         for row in rows:
             table.add_row(*row)
-        console.print(table)
+        console.print(table, soft_wrap=False)
         return
     widths = [max(len(row[at]) for row in (headings, *rows)) for at in range(len(headings))]
     for row in (headings, *rows):
