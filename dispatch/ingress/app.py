@@ -1,0 +1,94 @@
+"""The OpenAI-compatible HTTP front of a gateway process, as an ASGI application.
+
+`POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses` and `GET /v1/models`, each also under
+`/pools/{pool}`; `GET /healthz` (the process lives) and `GET /readyz` (it takes calls). There is no middleware: it would
+hide from a waiting call that its client has gone. Every error is an OpenAI error body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from dispatch.contract import Operation
+from dispatch.ingress.answers import INTERNAL, JSON, Answer, answer_of_problem, rejected
+from dispatch.ingress.body import Held
+from dispatch.ingress.calls import CallRoute
+from dispatch.ingress.headers import caller_request_id, collect
+from dispatch.ingress.models import ModelList
+from dispatch.ingress.readiness import readiness
+from dispatch.ingress.sending import Ids, raw_fields
+from dispatch.ingress.state import IngressState
+
+log = structlog.get_logger(__name__)
+
+_BASES = ("", "/pools/{pool}")
+
+
+def create_app(state: IngressState) -> FastAPI:
+    """Make the application. Its lifespan closes what it opens; `state`'s parts are opened and closed by the caller."""
+    models = ModelList(state.gateway, state.settings.models_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await models.aclose()
+
+    app = FastAPI(title="Fabric Dispatch", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
+    held = Held(state.settings.max_held_bytes)
+    for operation in Operation:
+        route = CallRoute(operation, state, held)
+        for base in _BASES:
+            app.router.routes.append(Route(f"{base}/v1/{operation.path}", route, methods=["POST"]))
+
+    async def list_models(request: Request) -> Response:
+        """List the models that the endpoints serve."""
+        return _response(request, await models.answer())
+
+    for base in _BASES:
+        app.add_api_route(f"{base}/v1/models", list_models, methods=["GET"], response_class=Response)
+
+    @app.api_route("/healthz", methods=["GET", "HEAD"], response_class=Response)
+    async def healthz() -> Response:
+        """Say that the process lives and its event loop turns."""
+        return Response(b'{"status":"ok"}', media_type=JSON)
+
+    @app.api_route("/readyz", methods=["GET", "HEAD"], response_class=Response)
+    async def readyz() -> Response:
+        """Say whether this gateway takes calls, and why not."""
+        ready, body = readiness(state.gateway.status())
+        return Response(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, media_type=JSON)
+
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Tell a wrong path or method."""
+    status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
+    phrase = HTTPStatus(status).phrase
+    message = f"{phrase}: {request.method} {request.url.path}"
+    answer = answer_of_problem(rejected(status, phrase.lower().replace(" ", "_"), message))
+    more = getattr(error, "headers", None) or {}  # of a 405: the methods that are allowed
+    answer.fields.extend((name.lower(), value) for name, value in more.items())
+    return _response(request, answer)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Tell an exception that nobody expected; the server logs it with its traceback."""
+    log.error("request_failed", path=request.url.path, kind=type(error).__name__)
+    return _response(request, answer_of_problem(INTERNAL))
+
+
+def _response(request: Request, answer: Answer) -> Response:
+    response = Response(answer.body, answer.status)
+    ids = Ids(caller_request_id(collect(request.scope["headers"])))
+    response.raw_headers.extend(raw_fields(answer, ids))
+    return response

@@ -1,0 +1,126 @@
+"""The hot route: one call in, its reply out. Plain ASGI, so that nothing stands between us and the connection.
+
+A client that closes its connection cancels its request, queued or running. A half-closed client (FIN after the request)
+counts as gone too: the server reports both alike, for every operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import anyio
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from dispatch.contract import Call, Operation, Reply, read_call
+from dispatch.errors import DispatchError, InvalidRequest, RequestRefused
+from dispatch.gateway.status import GatewayStatus
+from dispatch.ingress.answers import INTERNAL, answer_of_problem, answer_of_reply, problem_of, rejected
+from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload, check_form
+from dispatch.ingress.headers import Headers, call_options, caller_request_id, collect
+from dispatch.ingress.sending import Ids, send_answer
+from dispatch.ingress.state import IngressState
+from dispatch.producer.options import CallOptions
+
+log = structlog.get_logger(__name__)
+
+_TOO_SLOW = rejected(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "the body did not come within its time")
+
+
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    headers: Headers
+    pool: str | None
+    receive: Receive
+    upload: Upload
+
+
+class CallRoute:
+    """One operation, at `/v1/...` and under `/pools/{pool}/v1/...`."""
+
+    def __init__(self, operation: Operation, state: IngressState, held: Held) -> None:
+        self._operation = operation
+        self._state = state
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call. Answers everybody but a client that is gone."""
+        headers = collect(scope["headers"])
+        upload = Upload(headers, receive, self._state.settings)
+        ids = Ids(caller_request_id(headers))
+        try:
+            reply = await self._reply(_Incoming(headers, scope["path_params"].get("pool"), receive, upload))
+            answer, ids = answer_of_reply(reply), Ids(ids.caller, reply.request_id)
+        except ClientGone:
+            log.info("caller_gone", operation=self._operation, caller_request_id=ids.caller)
+            return
+        except BodyTooSlow:
+            answer = answer_of_problem(_TOO_SLOW)
+        except DispatchError as error:
+            answer = answer_of_problem(problem_of(error))
+        except Exception:  # a bug of ours; told in the form that every client can read
+            log.exception("call_failed", operation=self._operation, caller_request_id=ids.caller)
+            answer = answer_of_problem(INTERNAL)
+        await send_answer(send, answer, ids, upload)
+
+    async def _reply(self, incoming: _Incoming) -> Reply:
+        """Read the call, queue it and wait for its reply.
+
+        Raises:
+            DispatchError, BodyTooSlow: it was refused, or how it ended is not known.
+            ClientGone: nobody waits for it any more; it is cancelled.
+        """
+        gateway, settings = self._state.gateway, self._state.settings
+        _check_serving(gateway.status())
+        check_form(incoming.headers)
+        upload = incoming.upload
+        admission_ms = (
+            settings.admission_ms + upload.announced(gateway.max_payload_bytes) * 1000 // settings.upload_rate
+        )
+        options = call_options(incoming.headers, incoming.pool, admission_ms)
+        with self._held.share() as share:
+            body = await upload.read(gateway.max_payload_bytes, share)
+            call = read_call(self._operation, body)
+            if call.stream:
+                raise InvalidRequest(
+                    "streaming is not available yet: leave 'stream' out or send false",
+                    param="stream",
+                    code="streaming_unavailable",
+                )
+            return await self._call(incoming.receive, call, options)
+
+    async def _call(self, receive: Receive, call: Call, options: CallOptions) -> Reply:
+        """Call while watching the connection; whichever ends first ends the other."""
+        outcome: Reply | Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, receive, tasks.cancel_scope)
+            try:
+                outcome = await self._state.client.call(call, options)
+            except Exception as error:  # noqa: BLE001 - carried out of the group as itself, not inside a group of errors
+                outcome = error
+            tasks.cancel_scope.cancel()
+        if outcome is None:
+            raise ClientGone
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def _check_serving(status: GatewayStatus) -> None:
+    """Refuse calls that another gateway should get.
+
+    Raises:
+        RequestRefused: this process is on its way out.
+    """
+    if status.draining:
+        raise RequestRefused("draining", message="this gateway is shutting down; try another or again")
+    if not status.running:
+        raise RequestRefused("not_running", message="this gateway does not run")
+
+
+async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel `scope` when the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

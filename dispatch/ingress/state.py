@@ -1,0 +1,71 @@
+"""What the HTTP front needs of the rest of the process, as small protocols, and what it can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dispatch.backend.endpoint import Endpoint
+from dispatch.contract import Call, Reply
+from dispatch.gateway.status import GatewayStatus
+from dispatch.producer.options import CallOptions
+
+
+class Caller(Protocol):
+    """Makes calls through the fabric group; `DispatchClient` is one."""
+
+    async def call(self, call: Call, options: CallOptions) -> Reply:
+        """Queue `call` and return its terminal reply, whatever its ending; cancelling cancels the request.
+
+        Raises:
+            DispatchError: it was not admitted, or how it ended is not known.
+        """
+        ...
+
+
+class Host(Protocol):
+    """The gateway this front belongs to; `Gateway` is one."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest body of a call in this group."""
+        ...
+
+    def status(self) -> GatewayStatus:
+        """Say how it stands now. Asks nobody."""
+        ...
+
+    async def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints that this process can call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressSettings:
+    """Bounds of the HTTP front.
+
+    `max_held_bytes`: bodies this process holds at once; more are refused, or many large uploads would end the process.
+    `admission_ms`: how long Valkey may take to admit a call, so that its absence is told within a second; a body gets
+    the time that it takes at `upload_rate` (bytes a second) on top.
+    `body_idle_s` and `body_total_s` bound the pauses and the whole of an upload.
+    `drain_max_bytes` and `drain_max_s` bound what is read of a body after it was refused, so that a client that still
+    sends gets to read why.
+    """
+
+    max_held_bytes: int = 1024 * 1024 * 1024
+    admission_ms: int = 900
+    upload_rate: int = 1024 * 1024
+    body_idle_s: float = 20.0
+    body_total_s: float = 120.0
+    drain_max_bytes: int = 64 * 1024 * 1024
+    drain_max_s: float = 30.0
+    models_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressState:
+    """Everything the front works with."""
+
+    client: Caller
+    gateway: Host
+    settings: IngressSettings = field(default_factory=IngressSettings)
