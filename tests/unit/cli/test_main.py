@@ -20,7 +20,7 @@ from dispatch.errors import ConfigurationError, FabricUnavailable
 from tests.support.valkey import ValkeyProcess
 
 DISPATCH = [sys.executable, "-m", "dispatch"]
-ODD_TERMINALS = [{"NO_COLOR": "1"}, {"COLUMNS": "20"}, {"TERM": "dumb"}, {"PYTHONUNBUFFERED": "1"}]
+ODD_TERMINALS = {"dumb": {"NO_COLOR": "1", "COLUMNS": "20", "TERM": "dumb"}, "narrow": {"COLUMNS": "20"}}
 NEEDS_SERVER = ["scripts status", "scripts diff", "scripts load"]
 COMMANDS = ["dev", "gateway", "simulate", "scripts load", "scripts status", "scripts diff", "scripts print"]
 LISTINGS = ["--help", "--version", "scripts print", *NEEDS_SERVER]
@@ -165,10 +165,10 @@ def test_no_valkey_is_one_sentence_within_seconds(command: str) -> None:
 # ---- pipes and terminals
 
 
-@pytest.mark.parametrize("terminal", ODD_TERMINALS, ids=lambda terminal: next(iter(terminal)))
+@pytest.mark.parametrize("terminal", ODD_TERMINALS)
 @pytest.mark.parametrize("command", LISTINGS)
-def test_a_listing_is_plain_and_whole_anywhere(valkey: ValkeyProcess, command: str, terminal: dict[str, str]) -> None:
-    done = dispatch(*command.split(), environment={"DISPATCH_VALKEY_URL": valkey.url, **terminal})
+def test_a_listing_is_plain_and_whole_anywhere(valkey: ValkeyProcess, command: str, terminal: str) -> None:
+    done = dispatch(*command.split(), environment={"DISPATCH_VALKEY_URL": valkey.url, **ODD_TERMINALS[terminal]})
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "…" not in done.stdout
@@ -190,7 +190,7 @@ def test_a_reader_that_went_away_is_quiet(valkey: ValkeyProcess, command: str) -
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("closing", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("command", LISTINGS)
 def test_closed_streams_do_no_harm(valkey: ValkeyProcess, command: str, closing: str) -> None:
     line = f"exec {' '.join(DISPATCH)} {command} {closing}"
