@@ -14,7 +14,7 @@ from dispatch.fabric import functions as f
 from dispatch.fabric.connecting import require_same, verify_library
 from dispatch.fabric.records import Admitted, Exists, Refused, Submission
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.container]
 
 EVERY_BYTE = bytes(range(256)) * 3 + b"\r\n$5\r\n\x00"
 

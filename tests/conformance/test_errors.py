@@ -92,6 +92,7 @@ async def test_full_memory_refuses_a_submit(open_connection) -> None:
         assert caught.value.reason == "memory_full"
 
 
+@pytest.mark.container
 async def test_a_missing_library_names_the_command(start_valkey, open_connection) -> None:
     connection = await open_connection(start_valkey(library=False).url)
     with pytest.raises(LibraryProblem, match="run: dispatch scripts load"):
@@ -100,6 +101,7 @@ async def test_a_missing_library_names_the_command(start_valkey, open_connection
         await verify_library(connection, "g")
 
 
+@pytest.mark.container
 async def test_a_different_library_names_the_command(start_valkey, open_connection) -> None:
     server = start_valkey(library=False)
     text = current_library().text.replace(f'digest = "{current_library().digest}"', 'digest = "0123456789abcdef0123"')
@@ -151,6 +153,7 @@ async def test_a_refused_login(start_valkey, open_connection, login) -> None:
     assert_tells_no_secret(caught.value, "falsch")
 
 
+@pytest.mark.container
 async def test_the_right_login(start_valkey, open_connection) -> None:
     server = start_valkey(library=False, options=("--requirepass", "s3:/@ö"))
     for login in (":s3%3A%2F%40%C3%B6", "default:s3%3A%2F%40%C3%B6"):

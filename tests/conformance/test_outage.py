@@ -11,7 +11,7 @@ import redis
 from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions as f
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.container]
 
 
 @pytest.fixture(autouse=True)
