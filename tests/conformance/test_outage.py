@@ -10,6 +10,7 @@ import redis
 
 from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions as f
+from tests.support.fake_server import FakeServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.container]
 
@@ -92,6 +93,19 @@ async def test_a_connection_the_server_closes_is_replaced(start_valkey, open_con
     with redis.Redis(port=server.port) as eye:
         eye.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await comes_back(connection)
+
+
+async def test_a_call_that_lost_its_connection_is_not_repeated(open_connection) -> None:
+    """Whether the server did it is unknown: only the caller knows whether it may be done twice."""
+    with FakeServer(b"$-1\r\n") as server:
+        connection = await open_connection(server.url)
+        server.answer = b""
+        server.seen.clear()
+        with pytest.raises(FabricUnavailable):
+            await connection.run("g", f.lease_reap(limit=1))
+        with pytest.raises(FabricUnavailable):
+            await connection.run_many("g", [f.lease_reap(limit=1)])
+        assert server.seen == [b"FCALL", b"FCALL"]
 
 
 async def comes_back(connection) -> None:

@@ -9,13 +9,25 @@ from typing import Self
 
 _HELLO = b"%3\r\n+server\r\n+valkey\r\n+version\r\n+9.1.0\r\n+proto\r\n:3\r\n"
 _INFO = b"role:master\r\n"
+_HANDSHAKE = {
+    b"HELLO": _HELLO,
+    b"CLIENT": b"+OK\r\n",
+    b"SELECT": b"+OK\r\n",
+    b"AUTH": b"+OK\r\n",
+    b"PING": b"+PONG\r\n",
+    b"INFO": b"$%d\r\n%s\r\n" % (len(_INFO), _INFO),
+}
 
 
 class FakeServer:
-    """Answers every command but those of a handshake with `answer` (raw RESP). Port of loopback, own thread."""
+    """Answers every command but those of a handshake with `answer` (raw RESP), or hangs up when that is empty.
+
+    `seen` are those commands, by their first word. Port of loopback, own threads.
+    """
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
+        self.seen: list[bytes] = []
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _handler(self), bind_and_activate=True)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -39,7 +51,13 @@ def _handler(fake: FakeServer) -> type[socketserver.StreamRequestHandler]:
         def handle(self) -> None:
             with contextlib.suppress(OSError, ValueError):
                 while words := self._read_command():
-                    self.wfile.write(_answer(words, fake.answer))
+                    answer = _HANDSHAKE.get(words[0].upper())
+                    if answer is None:
+                        fake.seen.append(words[0].upper())
+                        answer = fake.answer
+                    if not answer:
+                        return
+                    self.wfile.write(answer)
 
         def _read_command(self) -> list[bytes]:
             line = self.rfile.readline().strip()
@@ -52,16 +70,3 @@ def _handler(fake: FakeServer) -> type[socketserver.StreamRequestHandler]:
             return words
 
     return Handler
-
-
-def _answer(words: list[bytes], otherwise: bytes) -> bytes:
-    match words[0].upper():
-        case b"HELLO":
-            return _HELLO
-        case b"CLIENT" | b"SELECT" | b"AUTH":
-            return b"+OK\r\n"
-        case b"PING":
-            return b"+PONG\r\n"
-        case b"INFO":
-            return b"$%d\r\n%s\r\n" % (len(_INFO), _INFO)
-    return otherwise
