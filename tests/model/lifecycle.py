@@ -1,0 +1,235 @@
+"""From submit to ending, whoever causes it: DESIGN sections 5 and 6b. Every operation takes the server's `now`, ms."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from math import ceil
+
+from dispatch.errors import PoolUnknown
+from dispatch.fabric import records as r
+from tests.model import line
+from tests.model.endings import Verdict, alive, finish, in_grace
+from tests.model.records import Group, Pool, Request
+
+DEADLINES_PER_BEAT = 50
+
+
+def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) -> r.Admitted | r.Exists | r.Refused:
+    """Admit a request, or say why not. `stored`: its body stands under its key already."""
+    earlier = group.find(submission.request_id, now)
+    if earlier is not None:
+        if earlier.submission.nonce == submission.nonce:
+            return r.Admitted(earlier.deadline_ms, now)
+        return r.Exists(earlier.state)
+    pool = group.pools.get(submission.pool_id)
+    if pool is None:
+        raise PoolUnknown(submission.pool_id, known=tuple(group.pools))
+    refused = _refusal(group, pool, submission.body_bytes)
+    if refused is None and not submission.body and not stored:
+        refused = r.Refused("body_missing", 0, submission.body_bytes, None)
+    if refused is not None:
+        pool.rejected[refused.reason] += 1
+        return refused
+    asked = pool.settings.default_timeout_ms if submission.timeout_ms is None else submission.timeout_ms
+    deadline = now + min(asked, pool.settings.max_timeout_ms)
+    group.seq += 1
+    request = Request(submission, group.seq, _cost(group, submission), now, deadline, due_ms=deadline)
+    group.requests[request.id] = request
+    group.alive[request.producer] = (submission.session, now + submission.liveness_ms)
+    pool.entries.append(request)
+    pool.submitted += 1
+    line.gained_work(group, pool)
+    return r.Admitted(deadline, now)
+
+
+def _cost(group: Group, submission: r.Submission) -> int:
+    units = submission.estimated_cost_units
+    if units is None:
+        units = 1 + 2 * submission.images + ceil(submission.pages / 8)
+    return max(group.settings.cost_min, min(units, group.settings.cost_max))
+
+
+def _refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
+    """Return the first bound the request would break."""
+    config, limits = pool.settings, group.settings
+    depth, held = len(pool.live), sum(request.bytes for request in pool.live)
+    if not config.enabled:
+        return r.Refused("pool_disabled", 0, 0, None)
+    if size > limits.max_payload_bytes:
+        return r.Refused("body_too_large", size, limits.max_payload_bytes, None)
+    if depth >= config.max_queue_depth:
+        return r.Refused("pool_full", depth, config.max_queue_depth, None)
+    if held + size > config.max_queue_bytes:
+        return r.Refused("pool_bytes_full", held, config.max_queue_bytes, None)
+    if group.queued >= limits.max_queued:
+        return r.Refused("group_full", group.queued, limits.max_queued, None)
+    return None
+
+
+def cancel(group: Group, request_id: str, actor: str, now: int) -> r.Cancellation:
+    """End a waiting request; mark a running one, its gateway does the rest."""
+    request = group.find(request_id, now)
+    if request is None:
+        return r.Cancellation("UNKNOWN")
+    if request.state == "ended":
+        return r.Cancellation("ENDED", request.ending)
+    if request.state == "leased":
+        request.cancelled_by = actor
+        return r.Cancellation("CANCELLING", request.gateway)
+    _end_waiting(group, request, "cancelled", now)
+    return r.Cancellation("CANCELLED")
+
+
+def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
+    """End a lease, or give it back, if the gateway still holds it. Returns the word for it."""
+    request = group.requests.get(item.request_id)
+    if request is None or request.state != "leased" or (request.gateway, request.fence) != (gateway, item.fence):
+        return "LEASE_LOST"
+    if group.leases[request.id] < now and not in_grace(group, now):
+        return "LEASE_LOST"
+    if item.verdict == r.Verdict.FAILURE:
+        endpoint = group.endpoint(request.endpoint)
+        endpoint.failures += 1
+        endpoint.last_error = item.error_type
+    ending = str(item.outcome.value)
+    if item.outcome == r.Outcome.RELEASE:
+        if request.cancelled_by:
+            ending = "cancelled"
+        elif now >= request.deadline_ms:
+            ending = "expired"
+        else:
+            request.attempt -= 1
+            _give_back(group, request)
+            return "REQUEUED"
+    if alive(group, request.producer, now):
+        _end_running(group, request, Verdict(ending), now)
+        return "OK"
+    unheard = ending in {"succeeded", "failed"}
+    _end_running(group, request, Verdict("reply_dropped" if unheard else ending, ending), now)
+    return "PRODUCER_GONE"
+
+
+def renew(group: Group, beat: r.Heartbeat, now: int) -> r.Renewal:
+    """Renew what the gateway names; say what it lost, what should stop, and what it does not know it holds."""
+    in_grace(group, now)  # an outage is noticed before this heartbeat hides it
+    group.last_beat_ms = now
+    grace = in_grace(group, now)
+    lost, cancelled, renewed = [], [], []
+    for request_id, fence in beat.held:
+        request = group.requests.get(request_id)
+        until = group.leases.get(request_id)
+        if request is None or until is None or request.fence != fence or (until < now and not grace):
+            lost.append(request_id)
+            continue
+        renewed.append(request)
+        if request.cancelled_by:
+            cancelled.append(request_id)
+    named = {request_id for request_id, _ in beat.held}
+    unknown = [
+        request
+        for request in group.leased()
+        if request.gateway == beat.gateway_id and request.id not in named and request.claim_nonce not in beat.nonces
+    ]
+    for request in [*renewed, *unknown]:
+        group.leases[request.id] = now + group.settings.lease_ms
+    rows = lease_rows(group, unknown)
+    expire(group, DEADLINES_PER_BEAT, now)
+    return r.Renewal(now, group.generation, tuple(lost), tuple(cancelled), rows)
+
+
+def reap(group: Group, limit: int, now: int) -> r.Reaped:
+    """End or give back leases that ran out (not while an outage is digested), then end what is past its deadline."""
+    counts = {"lost": 0, "requeued": 0, "expired": 0, "cancelled": 0}
+    run_out: list[str] = []
+    if not in_grace(group, now):
+        ends = sorted((until, request_id) for request_id, until in group.leases.items() if until < now)
+        run_out = [request_id for _, request_id in ends[:limit]]
+    for request_id in run_out:
+        counts[_reap_lease(group, group.requests[request_id], now)] += 1
+    late, more = expire(group, limit, now)
+    return r.Reaped(
+        now, counts["lost"], counts["requeued"], counts["expired"] + late, more=len(run_out) == limit or more
+    )
+
+
+def _reap_lease(group: Group, request: Request, now: int) -> str:
+    """Deal with a lease that ran out, by its pool's delivery mode. Returns what to count it as."""
+    settings = group.pools[request.pool_id].settings
+    if request.cancelled_by:
+        ending = "cancelled"
+    elif settings.delivery == "at_most_once":
+        ending = "lost"
+    elif now >= request.deadline_ms:
+        ending = "expired"
+    elif request.attempt >= settings.attempts:
+        ending = "dead"
+    else:
+        _give_back(group, request)
+        return "requeued"
+    _end_running(group, request, Verdict(ending), now)
+    return "lost" if ending == "dead" else ending
+
+
+def expire(group: Group, limit: int, now: int) -> tuple[int, bool]:
+    """End requests past their deadline. Running ones are their gateway's to stop; after a lease time they end here."""
+    due = sorted(
+        (request.due_ms, request.id)
+        for request in group.requests.values()
+        if request.due_ms is not None and request.due_ms <= now
+    )[:limit]
+    ended = 0
+    for _, request_id in due:
+        request = group.requests[request_id]
+        if request.state == "queued":
+            _end_waiting(group, request, "expired", now)
+            ended += 1
+        elif now >= request.deadline_ms + group.settings.lease_ms:
+            _end_running(group, request, Verdict("expired"), now)
+            ended += 1
+        else:
+            request.due_ms = request.deadline_ms + group.settings.lease_ms
+    return ended, len(due) == limit
+
+
+def _end_waiting(group: Group, request: Request, ending: str, now: int) -> None:
+    finish(group, request, Verdict(ending), now)
+    line.lost_work(group, group.pools[request.pool_id])
+
+
+def _end_running(group: Group, request: Request, verdict: Verdict, now: int) -> None:
+    finish(group, request, verdict, now)
+    line.free_slot(group, request.id)
+
+
+def _give_back(group: Group, request: Request) -> None:
+    """Put a leased request back where it stood in arrival order."""
+    pool = group.pools[request.pool_id]
+    line.free_slot(group, request.id)
+    request.state, request.gateway, request.fence = "queued", "", 0
+    insort(pool.entries, request, key=lambda entry: entry.seq)
+    line.gained_work(group, pool)
+
+
+def lease_rows(group: Group, requests: Iterable[Request]) -> tuple[r.Lease, ...]:
+    """Return leases as the server lists them."""
+    return tuple(
+        r.Lease(
+            request_id=request.id,
+            pool_id=request.pool_id,
+            producer_id=request.producer,
+            endpoint_id=request.endpoint,
+            fence=request.fence,
+            attempt=request.attempt,
+            submitted_ms=request.submitted_ms,
+            claimed_ms=request.claimed_ms,
+            deadline_ms=request.deadline_ms,
+            lease_until_ms=group.leases[request.id],
+            cost=request.cost,
+            body_bytes=request.bytes,
+            nonce=request.submission.nonce,
+            envelope=request.submission.envelope,
+            body=request.submission.body,
+        )
+        for request in requests
+    )

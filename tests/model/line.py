@@ -1,0 +1,186 @@
+"""Who stands in the line, who is parked, and how they come back.
+
+The rules, from DESIGN section 6:
+
+* A pool takes the next turn number when it gets backlog and when its visit ends; the lowest turn is visited. Under
+  policy fifo the rank is the arrival number of the pool's first entry instead.
+* A pool that is reached and cannot launch (its cap, a pause, its endpoint) is parked: it keeps turn, deficit and open
+  visit and comes back at that turn. Of the pools that wait for one endpoint the lowest turn comes back alone (it is the
+  holder); when its turn is over and there is room, the next. Those below their minimum come back first, all at once.
+* A pool that empties leaves: credit is forgotten, debt stays.
+* Virtual rounds belong to pools that stand in the line: they are collected at the next touch and when the pool leaves
+  the line; what goes by outside is not credited.
+* A launch, a park, a return, and a slot that unblocks its endpoint or pool restart the pass; a join extends it.
+"""
+
+from __future__ import annotations
+
+from tests.model.records import Endpoint, Group, Pool
+
+
+def rank(group: Group, pool: Pool) -> int:
+    """Return the pool's place in the line or among an endpoint's waiting ones; the lowest is first."""
+    place = pool.arrival if group.fifo else pool.turn
+    assert place is not None, f"{pool.name} has work and no rank"
+    return place
+
+
+def front(group: Group) -> Pool | None:
+    """Return the pool to visit."""
+    in_line = [pool for pool in group.pools.values() if pool.place == "line"]
+    return min(in_line, key=lambda pool: rank(group, pool), default=None)
+
+
+def at_cap(group: Group, pool: Pool) -> bool:
+    limit = pool.settings.max_concurrent
+    return limit is not None and group.pool_in_flight(pool.name) >= limit
+
+
+def endpoint_full(group: Group, endpoint: Endpoint) -> bool:
+    limit = endpoint.settings.max_concurrent if endpoint.settings else None
+    return limit is not None and group.endpoint_in_flight(endpoint.name) >= limit
+
+
+def blocked(group: Group, pool: Pool) -> str:
+    """Return why the pool may not launch although it can pay, as a skip reason; "" when it may."""
+    if pool.paused:
+        return "paused"
+    if at_cap(group, pool):
+        return "lane_capacity"
+    return "endpoint_capacity" if endpoint_full(group, group.endpoint(pool.settings.endpoint)) else ""
+
+
+def below_minimum(group: Group, pool: Pool) -> bool:
+    """Whether protected slots of the pool are unused. Policy fifo knows no protection."""
+    return not group.fifo and group.pool_in_flight(pool.name) < pool.settings.min_concurrent
+
+
+def skip(pool: Pool, reason: str) -> None:
+    """Count a skip and remember why the pool waits."""
+    pool.skips[reason] += 1
+    pool.reason = reason
+
+
+def next_turn(group: Group) -> int:
+    group.turn += 1
+    return group.turn - 1
+
+
+def restart_pass(group: Group) -> None:
+    group.pass_limit = group.pass_visits = None
+
+
+def collect(group: Group, pool: Pool) -> None:
+    """Credit the virtual rounds since the pool's last touch."""
+    pool.deficit += pool.settings.quantum * (group.round - pool.mark)
+    pool.mark = group.round
+
+
+def consider_kept(group: Group, pool: Pool) -> None:
+    """List the pool for protected slots if it may launch on one."""
+    if pool.name not in group.kept and pool.place == "line" and below_minimum(group, pool):
+        group.kept.append(pool.name)
+
+
+def enter(group: Group, pool: Pool) -> None:
+    """Give a pool that has got backlog its place, at the end."""
+    pool.place, pool.turn, pool.mark = "line", next_turn(group), group.round
+    pool.arrival = pool.entries[0].seq
+    if group.pass_limit is not None:
+        group.pass_limit = group.turn
+    consider_kept(group, pool)
+
+
+def come_back(group: Group, pool: Pool) -> None:
+    """Bring a parked pool back at its turn."""
+    pool.place, pool.parked, pool.reason, pool.mark = "line", "", "", group.round
+    pool.arrival = pool.entries[0].seq
+    restart_pass(group)
+    consider_kept(group, pool)
+
+
+def use_room(group: Group, endpoint: Endpoint) -> None:
+    """Bring back who may use room on the endpoint: all below their minimum, and one other if nobody has its turn."""
+    if endpoint_full(group, endpoint):
+        return
+    waiting = sorted(
+        (pool for pool in group.pools.values() if pool.on_endpoint and pool.settings.endpoint == endpoint.name),
+        key=lambda pool: rank(group, pool),
+    )
+    for pool in [pool for pool in waiting if below_minimum(group, pool)]:
+        waiting.remove(pool)
+        come_back(group, pool)
+    if waiting and not endpoint.holder:
+        endpoint.holder = waiting[0].name
+        come_back(group, waiting[0])
+
+
+def turn_over(group: Group, pool: Pool) -> None:
+    """End the pool's turn on its endpoint, so that the next may come."""
+    endpoint = group.endpoint(pool.settings.endpoint)
+    if endpoint.holder == pool.name:
+        endpoint.holder = ""
+    use_room(group, endpoint)
+
+
+def park(group: Group, pool: Pool, reason: str) -> None:
+    """Take a pool that cannot launch out of the line."""
+    collect(group, pool)
+    pool.place, pool.parked = "parked", reason
+    skip(pool, reason)
+    restart_pass(group)
+    turn_over(group, pool)
+
+
+def forget_credit(pool: Pool) -> None:
+    """Close the visit of a pool without work: credit goes, debt stays."""
+    pool.deficit, pool.open, pool.launches = min(pool.deficit, 0), False, 0
+
+
+def leave(group: Group, pool: Pool) -> None:
+    """Take an empty pool out."""
+    if pool.place == "line":
+        collect(group, pool)
+    forget_credit(pool)
+    pool.place, pool.parked, pool.turn, pool.reason = "idle", "", None, ""
+    turn_over(group, pool)
+
+
+def end_visit(group: Group, pool: Pool) -> None:
+    """End the visit: credit is kept up to one greatest cost; the pool goes to the end."""
+    pool.deficit, pool.open, pool.launches = min(pool.deficit, group.settings.cost_max), False, 0
+    pool.turn = next_turn(group)
+    turn_over(group, pool)
+
+
+def gained_work(group: Group, pool: Pool) -> None:
+    """Place a pool in which a request began to wait."""
+    if pool.place == "idle":
+        enter(group, pool)
+    elif group.fifo:
+        # What was given back may be older than the entry that ranked the pool, and older than the holder's.
+        pool.arrival, older = pool.entries[0].seq, pool.arrival != pool.entries[0].seq
+        if older and pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
+            come_back(group, pool)
+
+
+def lost_work(group: Group, pool: Pool) -> None:
+    """Take the pool out if nothing waits in it any more."""
+    if not pool.live and pool.place != "idle":
+        leave(group, pool)
+
+
+def free_slot(group: Group, request_id: str) -> None:
+    """Remove a lease and let those come back who waited for what it held: its pool's cap, its endpoint, a minimum."""
+    request = group.requests[request_id]
+    pool, endpoint = group.pools[request.pool_id], group.endpoint(request.endpoint)
+    held_up = endpoint_full(group, endpoint) or at_cap(group, pool)
+    del group.leases[request_id]
+    if held_up and not (endpoint_full(group, endpoint) or at_cap(group, pool)):
+        restart_pass(group)
+    if pool.parked == "lane_capacity" and not at_cap(group, pool):
+        come_back(group, pool)
+    consider_kept(group, pool)
+    if pool.on_endpoint:
+        use_room(group, group.endpoint(pool.settings.endpoint))
+    use_room(group, endpoint)

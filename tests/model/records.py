@@ -1,0 +1,206 @@
+"""What the twin remembers of a fabric group. Plain records; the rules stand in the modules that change them.
+
+What can be counted is counted, not kept: depth, bytes, tombstones and every in-flight number are properties that look
+at the ground truth (entries and leases), so that the twin cannot share a bookkeeping mistake with the server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dispatch.fabric.records import Submission
+from tests.model.settings import EndpointSettings, GroupSettings, PoolSettings
+
+
+@dataclass(eq=False)
+class Request:
+    """One admitted request. `due_ms` is when its deadline is looked at (next), `kept_until_ms` when it is forgotten."""
+
+    submission: Submission
+    seq: int
+    cost: int
+    submitted_ms: int
+    deadline_ms: int
+    due_ms: int | None
+    state: str = "queued"
+    ending: str = ""
+    attempt: int = 0
+    fence: int = 0
+    gateway: str = ""
+    endpoint: str = ""
+    claim_nonce: str = ""
+    claimed_ms: int = 0
+    cancelled_by: str = ""
+    kept_until_ms: int | None = None
+    body_lost: bool = False
+    """Its inline body has vanished (a large one is read by the gateway, which finds out itself)."""
+    envelope_lost: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.submission.request_id
+
+    @property
+    def pool_id(self) -> str:
+        return self.submission.pool_id
+
+    @property
+    def producer(self) -> str:
+        return self.submission.producer_id
+
+    @property
+    def bytes(self) -> int:
+        return self.submission.body_bytes
+
+
+@dataclass(eq=False)
+class Pool:
+    """A pool: waiting entries by arrival (those of ended requests are tombstones), its credit, and where it stands."""
+
+    settings: PoolSettings
+    entries: list[Request] = field(default_factory=list)
+    deficit: int = 0
+    mark: int = 0
+    """The round counter at the pool's last touch."""
+    open: bool = False
+    launches: int = 0
+    """Launches of the open visit."""
+    place: str = "idle"
+    """`idle` (nothing waits), `line` (can be visited) or `parked`."""
+    parked: str = ""
+    """The skip reason it is parked for."""
+    turn: int | None = None
+    arrival: int | None = None
+    """Sequence of its first entry, as the line last saw it: its rank under policy fifo."""
+    paused: bool = False
+    reason: str = ""
+    submitted: int = 0
+    launched: int = 0
+    cost_served: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return self.settings.pool_id
+
+    @property
+    def live(self) -> list[Request]:
+        return [request for request in self.entries if request.state == "queued"]
+
+    @property
+    def tombstones(self) -> int:
+        return len(self.entries) - len(self.live)
+
+    @property
+    def on_endpoint(self) -> bool:
+        """Whether it is parked for a reason of its endpoint."""
+        return self.parked.startswith("endpoint_")
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """An endpoint. One without settings is not configured (any more): it counts and limits nothing."""
+
+    name: str
+    settings: EndpointSettings | None = None
+    holder: str = ""
+    """The pool that came back from waiting and whose turn here is not over."""
+    attempts: int = 0
+    failures: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A terminal frame a producer can read."""
+
+    sequence: int
+    request_id: str
+    ending: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One record of the endings stream."""
+
+    request_id: str
+    ending: str
+    outcome: str
+    pool: str
+    gateway: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A gateway's last claim or settle: words of the settled items, and the leases made (id and fence)."""
+
+    nonce: str
+    words: tuple[str, ...]
+    made: tuple[tuple[str, int], ...]
+    kept_until_ms: int
+
+
+@dataclass(eq=False)
+class Group:
+    """A whole fabric group."""
+
+    settings: GroupSettings = field(default_factory=GroupSettings)
+    generation: int = 0
+    actor: str = ""
+    config_nonce: str = ""
+    pools: dict[str, Pool] = field(default_factory=dict)
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
+    """End of each lease, ms, by request id."""
+    kept: list[str] = field(default_factory=list)
+    """Pools that were launchable below their minimum; an entry is checked when it is reached."""
+    seq: int = 0
+    turn: int = 0
+    round: int = 0
+    fence: int = 0
+    pass_limit: int | None = None
+    """A pass in which nothing was launched is under way until a turn number of at least this is reached."""
+    pass_visits: int | None = None
+    """Fewest visits a launchable pool of this pass needs."""
+    alive: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Session of each producer, and until when it counts as alive."""
+    last_beat_ms: int = 0
+    grace_until_ms: int = 0
+    sleepers: set[str] = field(default_factory=set)
+    told: dict[str, list[Told]] = field(default_factory=dict)
+    frame: int = 0
+    ended: list[Ended] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def find(self, request_id: str, now: int) -> Request | None:
+        """Return the request if it is still remembered."""
+        request = self.requests.get(request_id)
+        forgotten = request is not None and request.kept_until_ms is not None and now >= request.kept_until_ms
+        return None if forgotten else request
+
+    def leased(self) -> list[Request]:
+        return [self.requests[request_id] for request_id in self.leases]
+
+    def pool_in_flight(self, name: str) -> int:
+        return sum(request.pool_id == name for request in self.leased())
+
+    def endpoint_in_flight(self, name: str) -> int:
+        return sum(request.endpoint == name for request in self.leased())
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Return the endpoint `name`, which comes into being when it is first named."""
+        return self.endpoints.setdefault(name, Endpoint(name))
+
+    @property
+    def queued(self) -> int:
+        return sum(len(pool.live) for pool in self.pools.values())
+
+    @property
+    def fifo(self) -> bool:
+        return self.settings.policy == "fifo"

@@ -1,0 +1,160 @@
+"""A pure Python twin of the scheduler and the life cycle: what the function library must do, without Valkey.
+
+Written from DESIGN sections 5, 6 and 6b. Its operations are the functions of the library that change something, with
+the same records going in and coming out; `now` is the server's clock in ms and only moves as the caller says. Nothing
+is bounded or packed for speed: what can be counted is counted from requests and leases.
+
+    records.py    what is remembered               line.py       who stands where
+    settings.py   the config                       scheduler.py  one claim
+    changes.py    a config comes into force        lifecycle.py  submit ... reap
+    endings.py    one request ends                 oracle.py     ideal shares (waterfilling)
+
+Not modelled: wake tokens (property tests ask `eligible` instead), frames' bytes, snapshots, expiry of gateways'
+registry entries, damage of stored keys except a lost body and a lost envelope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dispatch.fabric import records as r
+from tests.model import changes, lifecycle, line, scheduler
+from tests.model.endings import outage
+from tests.model.records import Answer, Group, Request
+from tests.model.scheduler import Claimant
+from tests.model.settings import GroupSettings
+
+__all__ = ["Claimant", "Reference"]
+
+IDLE_SLEEP_MS = 5_000
+"""How long a gateway may sleep without a token."""
+
+
+class Reference:
+    """One fabric group, kept in plain Python."""
+
+    def __init__(self) -> None:
+        self.group = Group()
+
+    def configure(self, document: dict[str, Any], *, expected_generation: int, actor: str, nonce: str) -> r.Configured:
+        """Bring a whole config into force if the generation is the expected one."""
+        group = self.group
+        if group.generation and group.config_nonce == nonce:
+            return r.Configured("APPLIED", group.generation, group.actor)
+        if group.generation != expected_generation:
+            return r.Configured("CONFLICT", group.generation, group.actor)
+        settings = GroupSettings.from_document(document)
+        if settings.problems() or changes.removal_problems(group, settings):
+            return r.Configured("INVALID", group.generation)
+        if group.generation and settings == group.settings:
+            return r.Configured("UNCHANGED", group.generation, group.actor)
+        changes.apply(group, settings)
+        group.generation, group.actor, group.config_nonce = group.generation + 1, actor, nonce
+        return r.Configured("APPLIED", group.generation, group.actor)
+
+    def submit(self, submission: r.Submission, now: int, *, stored: bool = False) -> r.Admitted | r.Exists | r.Refused:
+        """Queue a request. `stored`: its body was stored before. The same id and nonce again answers as the first time.
+
+        Raises:
+            PoolUnknown: the pool is not configured.
+        """
+        return lifecycle.submit(self.group, submission, now, stored=stored)
+
+    def cancel(self, request_id: str, actor: str, now: int) -> r.Cancellation:
+        """End a waiting request, or ask for a running one to be stopped."""
+        return lifecycle.cancel(self.group, request_id, actor, now)
+
+    def claim(self, claimant: Claimant, want: int, now: int) -> r.Claim:
+        """Launch up to `want` requests. A repeated call lists those of its leases that are still current.
+
+        A claim that brought nothing is not remembered: done again it may bring something, and nothing is lost.
+        """
+        if earlier := self._recall(claimant, now):
+            return self._recalled(earlier, now)
+        claim = self._claim(claimant, want, now)
+        if claim.leases:
+            self._remember(claimant, (), claim, now)
+        return claim
+
+    def settle(self, claimant: Claimant, want: int, items: Sequence[r.Settlement], now: int) -> r.Settled:
+        """End leases and launch up to `want` next ones in the same step. A repeated call answers the same words."""
+        if earlier := self._recall(claimant, now):
+            return r.Settled(earlier.words, self._recalled(earlier, now))
+        before = len(self.group.ended)
+        words = tuple(lifecycle.settle(self.group, claimant.gateway, item, now) for item in items)
+        claim = self._claim(claimant, want, now, ended_before=before)
+        self._remember(claimant, words, claim, now)
+        return r.Settled(words, claim)
+
+    def renew(self, beat: r.Heartbeat, now: int) -> r.Renewal:
+        """Take a gateway's heartbeat."""
+        return lifecycle.renew(self.group, beat, now)
+
+    def reap(self, limit: int, now: int) -> r.Reaped:
+        """Deal with leases that ran out and deadlines that passed, at most `limit` of each."""
+        return lifecycle.reap(self.group, limit, now)
+
+    def acknowledge(self, producer: str, session: str, upto: int, now: int) -> r.Acknowledged:
+        """Trim the frames the producer has handed over."""
+        owner, until = self.group.alive.get(producer, ("", 0))
+        if now < until and owner != session:
+            return r.Acknowledged(owner=False, trimmed=0, remaining=0)
+        frames = self.group.told.get(producer, [])
+        left = [frame for frame in frames if frame.sequence > upto]
+        self.group.told[producer] = left
+        return r.Acknowledged(owner=True, trimmed=len(frames) - len(left), remaining=len(left))
+
+    def pause(self, pool: str) -> None:
+        """Stop launching from a pool. It is parked when it is reached."""
+        self.group.pools[pool].paused = True
+
+    def resume(self, pool: str) -> None:
+        """Launch from a pool again."""
+        paused = self.group.pools[pool]
+        paused.paused = False
+        if paused.parked == "paused":
+            line.come_back(self.group, paused)
+
+    def eligible(self, now: int) -> list[str]:
+        """Return the pools from which a request could run now, asking no rotation: the work-conservation oracle."""
+        group = self.group
+        if len(group.leases) >= group.settings.total_concurrent_dispatch:
+            return []
+        return [
+            name for name, pool in group.pools.items() if not line.blocked(group, pool) and self.launchable(name, now)
+        ]
+
+    def launchable(self, pool: str, now: int) -> Request | None:
+        """Return the pool's first waiting request that would not be ended instead of launched."""
+        for request in self.group.pools[pool].entries:
+            _, until = self.group.alive.get(request.producer, ("", 0))
+            heard = now < max(until, self.group.grace_until_ms) or outage(self.group, now)
+            if heard and not request.body_lost and not scheduler.own_fate(request, now):
+                return request
+        return None
+
+    def _claim(self, claimant: Claimant, want: int, now: int, ended_before: int | None = None) -> r.Claim:
+        before = len(self.group.ended) if ended_before is None else ended_before
+        made, again = scheduler.claim(self.group, claimant, want, now)
+        rows = lifecycle.lease_rows(self.group, made)
+        ended = len(self.group.ended) - before
+        return r.Claim(now, self.group.generation, IDLE_SLEEP_MS, again, ended, rows)
+
+    def _remember(self, claimant: Claimant, words: tuple[str, ...], claim: r.Claim, now: int) -> None:
+        made = tuple((lease.request_id, lease.fence) for lease in claim.leases)
+        kept_until = now + 2 * self.group.settings.lease_ms
+        self.group.answers[claimant.gateway] = Answer(claimant.nonce, words, made, kept_until)
+
+    def _recall(self, claimant: Claimant, now: int) -> Answer | None:
+        answer = self.group.answers.get(claimant.gateway)
+        return answer if answer and answer.nonce == claimant.nonce and now < answer.kept_until_ms else None
+
+    def _recalled(self, answer: Answer, now: int) -> r.Claim:
+        group = self.group
+        current = [
+            group.requests[request_id]
+            for request_id, fence in answer.made
+            if request_id in group.leases and group.requests[request_id].fence == fence
+        ]
+        return r.Claim(now, group.generation, 0, again=True, ended=0, leases=lifecycle.lease_rows(group, current))
