@@ -231,4 +231,5 @@ def _read(error: glide.GlideError, address: Address, function: str) -> DispatchE
         code = found["code"] or _CODES.get(found["kind"], found["kind"])
         rest = (found["text"] or "").replace(_NO_TEXT, "")
         return to_error(ServerFault(code, rest, function))
-    return FabricUnavailable(f"Valkey at {address} does not answer: {text}")
+    reason = "it took too long" if text == "timed out" else text
+    return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")

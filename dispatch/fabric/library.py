@@ -14,7 +14,7 @@ import functools
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from dispatch.errors import ScriptFault
 from dispatch.fabric.calls import FUNCTION_PREFIX
-from dispatch.fabric.headers import read_header
+from dispatch.fabric.headers import Header, read_header
 from dispatch.fabric.luatable import lua_member, lua_string, lua_value
 from dispatch.fabric.schema import lua_root
 
@@ -119,35 +119,26 @@ def join_library(folder: Path, *, version: str | None = None) -> Library:
             `return` or a function file without a header; names file and line.
     """
     schema = tomllib.loads((folder / "schema.toml").read_text("utf-8"))
-    modules = {module.name: module for module in _read_modules(folder)}
-    ordered = _in_dependency_order(modules)
-    headers = {module.name: read_header(folder / module.file) for module in ordered if module.layer == "functions"}
-
-    lines: list[str] = list(_PRELUDE)
-    places: list[Place | None] = [None] * len(lines)
-    for line in _schema_lines(schema):
-        lines.append(line)
-        places.append(None)
-    for module in ordered:
-        source = module.source.removesuffix("\n").split("\n")
-        lines += [f"modules[{lua_string(module.name)}] = (function()", *source, "end)()"]
-        places += [Place(module.file, 1), *(Place(module.file, at + 1) for at in range(len(source)))]
-        places.append(Place(module.file, len(source)))
-    for name, header in sorted(headers.items()):
-        callback = f"modules[{lua_string(name)}].run"
-        lines.append(
-            f"server.register_function{{function_name={lua_string(_server_name(name))}, callback={callback}, "
-            f"flags={lua_value(header.flags)}, description={lua_string(header.purpose)}}}"
-        )
-        places.append(Place(modules[name].file, 1))
-
-    digest = digest_of("\n".join(lines) + "\n")
-    version = package_version() if version is None else version
-    contract: int = schema["contract"]["version"]
-    lines.insert(len(_PRELUDE), _BUILD + lua_value({"digest": digest, "version": version, "contract": contract}))
-    places.insert(len(_PRELUDE), None)
-    functions = tuple(_server_name(name) for name in sorted(headers))
-    return Library("\n".join(lines) + "\n", digest, version, contract, functions, tuple(places))
+    modules = _in_dependency_order({module.name: module for module in _read_modules(folder)})
+    functions = sorted((module for module in modules if module.layer == "functions"), key=lambda module: module.name)
+    content = [
+        *((line, None) for line in _schema_lines(schema)),
+        *(row for module in modules for row in _module_lines(module)),
+        *((_registration(module, read_header(folder / module.file)), Place(module.file, 1)) for module in functions),
+    ]
+    prelude: list[tuple[str, Place | None]] = [(line, None) for line in _PRELUDE]
+    build = {
+        "digest": digest_of(_text(prelude + content)),
+        "version": package_version() if version is None else version,
+        "contract": schema["contract"]["version"],
+    }
+    rows = [*prelude, (_BUILD + lua_value(build), None), *content]
+    return Library(
+        text=_text(rows),
+        **build,
+        functions=tuple(_server_name(module) for module in functions),
+        places=tuple(place for _, place in rows),
+    )
 
 
 def digest_of(text: str) -> str:
@@ -162,8 +153,29 @@ def version_of(text: str) -> str:
     return found["version"] if found else ""
 
 
-def _server_name(module: str) -> str:
-    return FUNCTION_PREFIX + module.partition(".")[2]
+def _text(rows: Sequence[tuple[str, Place | None]]) -> str:
+    return "".join(f"{line}\n" for line, _ in rows)
+
+
+def _server_name(module: _Module) -> str:
+    return FUNCTION_PREFIX + module.name.partition(".")[2]
+
+
+def _module_lines(module: _Module) -> Iterator[tuple[str, Place]]:
+    """Yield a file wrapped into a function of its own; the wrapping counts to the file's first and last line."""
+    source = module.source.removesuffix("\n").split("\n")
+    yield f"modules[{lua_string(module.name)}] = (function()", Place(module.file, 1)
+    for number, line in enumerate(source, start=1):
+        yield line, Place(module.file, number)
+    yield "end)()", Place(module.file, len(source))
+
+
+def _registration(module: _Module, header: Header) -> str:
+    return (
+        f"server.register_function{{function_name={lua_string(_server_name(module))}, "
+        f"callback=modules[{lua_string(module.name)}].run, "
+        f"flags={lua_value(header.flags)}, description={lua_string(header.purpose)}}}"
+    )
 
 
 def _schema_lines(schema: dict[str, Any]) -> Iterator[str]:

@@ -32,7 +32,6 @@ class ValkeyProcess:
     def __init__(self, *, aof: bool = False, options: Sequence[str] = ()) -> None:
         self.aof = aof
         self.port = 0
-        self.password = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._options = tuple(options)
         self._folder = Path(tempfile.mkdtemp(prefix="valkey-test-"))
