@@ -102,18 +102,29 @@ class EndpointClient:
 _url = functools.lru_cache(maxsize=4096)(httpx.URL)
 
 
-def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> httpx.Request:
-    headers = [("accept", "application/json"), ("accept-encoding", "gzip"), ("user-agent", _USER_AGENT)]
-    if endpoint.authorization:
-        headers.append(("authorization", endpoint.authorization))
+@functools.lru_cache(maxsize=1024)
+def _headers(method: str, authorization: str) -> httpx.Headers:
+    """Return the headers that every call to an endpoint carries, encoded once."""
+    headers = {"accept": "application/json", "accept-encoding": "gzip", "user-agent": _USER_AGENT}
+    if authorization:
+        headers["authorization"] = authorization
     if method == "POST":
-        headers += [("content-type", "application/json"), ("content-length", str(len(body)))]
+        headers["content-type"] = "application/json"
+    return httpx.Headers(headers)
+
+
+def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> httpx.Request:
+    headers = _headers(method, endpoint.authorization)
+    content: bytes | Upload = body
+    if len(body) > UPLOAD_PIECE_BYTES:
+        headers = httpx.Headers([*headers.raw, (b"content-length", str(len(body)).encode())])
+        content = Upload(body)
     connect_s = endpoint.connect_timeout_ms / 1000
     return httpx.Request(
         method,
         _url(endpoint.url_of(path)),
         headers=headers,
-        content=body if len(body) <= UPLOAD_PIECE_BYTES else Upload(body),
+        content=content,
         # "pool" bounds name look-up, TCP and TLS together. Reading has clocks of its own (see exchange).
         extensions={"timeout": {"connect": connect_s, "pool": connect_s}},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 import anyio
@@ -43,8 +44,9 @@ async def exchange(
     reading = _Reading(endpoint, deadline)
     with anyio.CancelScope(deadline=reading.next_deadline(endpoint.first_byte_timeout_ms)) as scope:
         try:
-            reading.response = await transport.handle_async_request(request)
-            return reading.answer(await reading.body(scope))
+            response = await transport.handle_async_request(request)
+            body = await reading.take(response, scope)
+            return Answer(response.status_code, reading.fields, body)
         except BodyTooLarge:
             failure = Failure.too_large(endpoint, reading.status)
         except NETWORK_ERRORS as error:
@@ -52,7 +54,7 @@ async def exchange(
     if scope.cancelled_caught:
         failure = timed_out(endpoint, reading.status, expired=anyio.current_time() >= deadline)
     if reading.status is not None and reading.status >= 400 and not failure.expired:
-        return reading.answer(b"")
+        return Answer(reading.status, reading.fields, b"")
     return failure
 
 
@@ -62,42 +64,39 @@ class _Reading:
     def __init__(self, endpoint: Endpoint, deadline: float) -> None:
         self._endpoint = endpoint
         self._deadline = deadline
-        self.response: httpx.Response | None = None
-        self.received_bytes = 0
-
-    @property
-    def status(self) -> int | None:
+        self.status: int | None = None
         """The status, once the head has come."""
-        return None if self.response is None else self.response.status_code
+        self.fields: Fields = ()
+        self.received_bytes = 0
 
     def next_deadline(self, bound_ms: int) -> float:
         """Return when a wait that begins now has to end: by its bound, or by the request's own deadline."""
         return min(self._deadline, anyio.current_time() + bound_ms / 1000)
 
-    def answer(self, body: bytes) -> Answer:
-        assert self.response is not None  # noqa: S101 - called with a head only
-        return Answer(self.response.status_code, decode_fields(self.response.headers.raw), body)
-
-    async def body(self, scope: anyio.CancelScope) -> bytes:
+    async def take(self, response: httpx.Response, scope: anyio.CancelScope) -> bytes:
         """Read the body to its end and close; moves the scope's deadline along as bytes come."""
-        assert self.response is not None  # noqa: S101 - called with a head only
+        self.status = response.status_code
+        self.fields = decode_fields(response.headers.raw)
         limit, idle_ms = self._endpoint.max_response_bytes, self._endpoint.idle_timeout_ms
-        encoded = "content-encoding" in self.response.headers
+        encoded = first(self.fields, "content-encoding") != ""
         pieces: list[bytes] = []
+        complete = False
         try:
-            if not encoded and _announced(self.response) > limit:
+            if not encoded and _announced(self.fields) > limit:
                 raise BodyTooLarge
             scope.deadline = self.next_deadline(idle_ms)
-            async for piece in self.response.aiter_bytes() if encoded else _raw(self.response):
+            async for piece in response.aiter_bytes() if encoded else _raw(response):
                 self.received_bytes += len(piece)
                 if self.received_bytes > limit:
                     raise BodyTooLarge
                 pieces.append(piece)
                 scope.deadline = self.next_deadline(idle_ms)
+            # An answer that switches protocols is complete and still holds its connection.
+            complete = self.status != HTTPStatus.SWITCHING_PROTOCOLS
         finally:
-            # Not only early ends: an answer that switches protocols is complete and still holds its connection.
-            with anyio.CancelScope(shield=True):
-                await _close(self.response)
+            if not complete:
+                with anyio.CancelScope(shield=True):
+                    await _close(response)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -115,8 +114,8 @@ async def _close(response: httpx.Response) -> None:
         return
 
 
-def _announced(response: httpx.Response) -> float:
-    value = first(decode_fields(response.headers.raw), "content-length")
+def _announced(fields: Fields) -> float:
+    value = first(fields, "content-length")
     return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -math.inf
 
 

@@ -62,7 +62,7 @@ def read_answer(answer: Answer, endpoint: Endpoint) -> Execution:
 def read_failure(failure: Failure, endpoint: Endpoint) -> Execution:
     """Turn a call without a complete answer into its execution."""
     error = ReplyError(
-        type=failure.type,
+        type=failure.type.value,
         message=failure.message,
         source="dispatch" if failure.expired else "endpoint",
     )
@@ -79,7 +79,7 @@ def _read_success(answer: Answer, endpoint: Endpoint) -> Execution:
     fields = relayed(answer.fields)
     if document is None:
         message = f"{_said(endpoint, answer.status)} with {_what_it_is(answer)}, not with a JSON object"
-        error = ReplyError(type=ErrorType.UNREADABLE, message=message, source="endpoint")
+        error = ReplyError(type=ErrorType.UNREADABLE.value, message=message, source="endpoint")
         head = _head(endpoint, answer.status, error=error, headers=fields)
         return Execution(outcome="failed", head=head, verdict="failure")
     reported = error_in_success(document)
@@ -100,7 +100,7 @@ def _read_reported(answer: Answer, endpoint: Endpoint, reported: ReportedError) 
         verdict, kind = "neutral", ErrorType.REJECTED
     inner = "" if status is None else f" {status}"
     error = ReplyError(
-        type=kind,
+        type=kind.value,
         message=f"{_said(endpoint, answer.status)}, but with an error{inner} in it",
         source="caller" if kind is ErrorType.REJECTED else "endpoint",
         param=reported.param,
@@ -157,7 +157,7 @@ def _error_parts(answer: Answer, endpoint: Endpoint, kind: ErrorType, source: st
     reported = ReportedError(message="") if document is None else reported_error(document)
     hint = ": its configured key was refused" if kind is ErrorType.UNAUTHORIZED else ""
     error = ReplyError(
-        type=kind,
+        type=kind.value,
         message=_said(endpoint, answer.status) + hint,
         source=source,
         param=reported.param,

@@ -6,14 +6,16 @@ authorization are what must not happen here, and it costs as much CPU as the res
 
 What is adjusted, all through aiohttp's public parameters: no bound on connections (admission is decided elsewhere, a
 second limit would be an invisible queue), no cookie jar (a backend's cookie must not meet the next caller), an early
-end drops the connection at once even while a body is being sent, and a reason phrase in any encoding is harmless.
+end resets the connection at once even while a body is being sent, and a reason phrase in any encoding is harmless.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import functools
+import socket
 import ssl
+import struct
 import urllib.request
 
 import aiohttp
@@ -44,8 +46,8 @@ def open_transport(*, secure: bool, proxy: str | None) -> AiohttpTransport:
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=_PromptlyClosingRequest,
-            response_class=_TolerantResponse,
+            proxy=proxy,
+            response_class=_PromptlyClosingResponse,
             timeout=aiohttp.ClientTimeout(),
             trust_env=False,
         )
@@ -53,7 +55,6 @@ def open_transport(*, secure: bool, proxy: str | None) -> AiohttpTransport:
     return AiohttpTransport(
         verify=False if context is None else context,
         trust_env=False,
-        proxy=None if proxy is None else _proxy(proxy),
         client=start_session,
     )
 
@@ -66,15 +67,6 @@ def proxy_for(url: httpx.URL) -> str | None:
     return proxies.get(url.scheme) or proxies.get("all")
 
 
-def _proxy(url: str) -> httpx.Proxy:
-    proxy = httpx.Proxy(url)
-    if proxy.raw_auth is None:
-        return proxy
-    # As a header: the transport would hand credentials to a parameter that aiohttp is removing.
-    credentials = base64.b64encode(b":".join(proxy.raw_auth)).decode()
-    return httpx.Proxy(proxy.url, headers={"Proxy-Authorization": f"Basic {credentials}"})
-
-
 @functools.cache
 def _trust() -> ssl.SSLContext:
     """Trust the system's store (a company may have its own) and the packaged one (bare containers have none)."""
@@ -83,32 +75,43 @@ def _trust() -> ssl.SSLContext:
     return context
 
 
-class _PromptlyClosingRequest(aiohttp.ClientRequest):
-    """A request whose connection is aborted, not flushed, when it is given up before the answer was complete.
+_LINGER_NOT = struct.pack("ii", 1, 0)
 
-    A plain close first writes out what is buffered, for which a stuck backend lets us wait for ever.
+
+class _PromptlyClosingResponse(aiohttp.ClientResponse):
+    """A response whose connection is reset, not flushed, when the call ends before the answer was complete.
+
+    A plain close first delivers what is still to be sent, for which a stuck backend lets us and itself wait; a reset
+    reaches it at once. The same where an answer is complete while the request is still being sent. The reason phrase
+    becomes plain ASCII: nobody reads it, and the transport's encoding of it as UTF-8 fails on other bytes.
     """
 
-    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-        response = await super().send(conn)
-        conn.add_callback(functools.partial(_abort_unless_complete, conn, response))
-        return response
-
-
-def _abort_unless_complete(conn: aiohttp.connector.Connection, response: aiohttp.ClientResponse) -> None:
-    transport = conn.transport
-    if transport is None:
-        return
-    complete = response.content is not None and response.content.is_eof()
-    if not complete or transport.get_write_buffer_size() > 0:
-        transport.abort()
-
-
-class _TolerantResponse(aiohttp.ClientResponse):
-    """A response whose reason phrase is plain ASCII: nobody reads it, and the transport encodes it as UTF-8."""
-
     async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-        started = await super().start(connection)
+        transport = connection.transport
+        try:
+            started = await super().start(connection)
+        except BaseException:
+            _reset(transport)
+            raise
         if self.reason:
             self.reason = self.reason.encode("ascii", "replace").decode("ascii")
+        drop_if_busy = functools.partial(_reset_if_busy, transport, self)
+        if self.connection is None:  # the whole answer had come with its head, the connection is released already
+            drop_if_busy()
+        else:
+            connection.add_callback(drop_if_busy)
         return started
+
+
+def _reset_if_busy(transport: asyncio.Transport | None, response: aiohttp.ClientResponse) -> None:
+    if transport is not None and (not response.content.is_eof() or transport.get_write_buffer_size() > 0):
+        _reset(transport)
+
+
+def _reset(transport: asyncio.Transport | None) -> None:
+    if transport is None or transport.is_closing():
+        return
+    connected = transport.get_extra_info("socket")
+    if connected is not None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    transport.abort()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import anyio
 import anyio.abc
@@ -106,6 +106,7 @@ class StubBackend:
         self._count = 0
         self._changed = asyncio.Event()
         self._stack = AsyncExitStack()
+        self.arrivals: asyncio.Queue[_Wire] = asyncio.Queue()
         self.port = 0
 
     @property
@@ -130,16 +131,21 @@ class StubBackend:
                 await self._changed.wait()
 
     async def __aenter__(self) -> Self:
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(self._tasks.cancel_scope.cancel)
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(tasks.cancel_scope.cancel)
+        tasks.start_soon(self._serve, tasks)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Wire(self, self._tasks), "127.0.0.1", 0, backlog=1024)
+        server = await loop.create_server(lambda: _Wire(self), "127.0.0.1", 0, backlog=1024)
         self._stack.callback(server.close)
         self.port = server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # passed on as it came
+
+    async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            tasks.start_soon((await self.arrivals.get()).run)
 
     def choose(self, request: SeenRequest | None) -> Script:
         """Return the script for the next request (None: asked for a script that begins with the connection)."""
@@ -158,20 +164,18 @@ class StubBackend:
 class _Wire(asyncio.Protocol):
     """One connection: gathers requests, and a task that plays the scripts."""
 
-    def __init__(self, stub: StubBackend, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, stub: StubBackend) -> None:
         self._stub = stub
-        self._tasks = tasks
         self._buffer = bytearray()
         self._fed = asyncio.Event()
         self._seen = SeenConnection()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by name
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stub.connections.append(self._seen)
         self._stub.happened()
-        self._tasks.start_soon(self._run)
+        self._stub.arrivals.put_nowait(self)  # a callback is outside of any task, so it can start none of a group
 
     def data_received(self, data: bytes) -> None:
         self._seen.bytes_in += len(data)
@@ -194,7 +198,7 @@ class _Wire(asyncio.Protocol):
             self._seen.closed_at = time.monotonic()
             self._stub.happened()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         try:
             while not self._seen.closed_by and await self._one():
                 pass

@@ -69,7 +69,13 @@ def check_callers_part(case: Case, execution: Execution, want: dict[str, Any]) -
     head = execution.head
     assert relayed_status(execution) in statuses
     names = {name for name, _ in head.headers}
-    assert not names & {*want.get("headers_absent", ()), "set-cookie", "content-encoding", "content-length", "connection"}
+    assert not names & {
+        *want.get("headers_absent", ()),
+        "set-cookie",
+        "content-encoding",
+        "content-length",
+        "connection",
+    }
     match want["body"]:
         case "same_bytes":
             assert execution.body == case.data
