@@ -29,7 +29,7 @@ local function run(keys, args)
   local lost, returned, expired, more_leases = reaping.reap_leases(step, limit)
   local late, more_deadlines = reaping.expire(step, limit)
   gateways.forget_expired(step, GATEWAYS_PER_CALL)
-  if lost + returned + expired + late > 0 and rotation.anyone(step) then wake.ring(step) end
+  if step.ended + returned > 0 and rotation.anyone(step) then wake.ring(step) end
   state.save(step)
   return { step.now, lost, returned, expired + late, (more_leases or more_deadlines) and 1 or 0 }
 end

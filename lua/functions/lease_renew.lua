@@ -4,9 +4,9 @@
 --          outstanding, held_count, then per lease: request_id fence
 -- Answers: server_ms generation, lost_count ids, cancelled_count ids, rows (as lease_claim) of leases it did not name
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
--- Moves:   queued -> ended
--- Touches: group, gateway, gateways, leases, holding, request, request_body, deadlines, pool, alive, replies,
---          wake_producer, endings
+-- Moves:   queued -> ended, leased -> ended
+-- Touches: group, gateway, gateways, leases, holding, request, request_body, deadlines, pool, endpoint, rotation, heads,
+--          kept, waiting, alive, replies, wake, wake_producer, endings
 -- Flags:   allow-oom
 -- Cost:    linear in the leases held, plus a bounded number of passed deadlines
 -- Twice:   renews again; same answer
@@ -17,8 +17,10 @@ local leases = require("state.leases")
 local producers = require("state.producers")
 local reaping = require("state.reaping")
 local requests = require("state.requests")
+local rotation = require("state.rotation")
 local schema = require("schema")
 local state = require("state.step")
+local wake = require("state.wake")
 
 local DEADLINES_PER_BEAT = 50
 
@@ -84,7 +86,7 @@ local function run(keys, args)
   local rows = unknown(step, gateway, held, nonces)
   for _, request in ipairs(rows) do renewed[#renewed + 1] = request.id end
   leases.renew(step, renewed)
-  reaping.expire(step, DEADLINES_PER_BEAT)
+  if reaping.expire(step, DEADLINES_PER_BEAT) > 0 and rotation.anyone(step) then wake.ring(step) end
   state.save(step)
 
   local answer = { step.now, step.config.generation, #lost }

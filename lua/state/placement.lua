@@ -84,7 +84,8 @@ function placement.apply(step, old_config, details, document)
   for _, endpoint in ipairs(gone) do
     if endpoint.record.in_flight == 0 then endpoints.remove(step, endpoint.name) end
   end
-  for _ = 1, #moved do wake.ring(step) end
+  -- A raised group cap moves no pool and still makes work launchable; whoever wakes and is satisfied rings the next.
+  if rotation.anyone(step) then wake.ring(step) end
 end
 
 return placement
