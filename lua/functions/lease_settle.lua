@@ -52,14 +52,17 @@ end
 -- Settle one lease that is held. Returns the word for it.
 local function settle(step, request, item)
   note_endpoint(step, request, item)
-  if item.outcome == "release" and step.now < request.deadline_ms then
+  local ending, word = item.outcome, "OK"
+  if ending == "release" and request.cancel then
+    ending = "cancelled" -- nobody wants it run again
+  elseif ending == "release" and step.now >= request.deadline_ms then
+    ending = "expired"
+  elseif ending == "release" then
     request.attempt = request.attempt - 1
     requests.requeue(step, request)
     slots.give_back(step, request)
     return "REQUEUED"
   end
-  local ending, word = item.outcome, "OK"
-  if ending == "release" then ending = "expired" end
   if not producers.alive(step, request.producer) then
     word = "PRODUCER_GONE"
     if ending == "succeeded" or ending == "failed" then ending = "reply_dropped" end
