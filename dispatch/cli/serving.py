@@ -16,6 +16,7 @@ from dispatch.config import GatewaySettings
 from dispatch.errors import ConfigurationError
 from dispatch.gateway import Gateway
 from dispatch.ingress.app import create_app
+from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressState
 from dispatch.producer.client import DispatchClient
 
@@ -126,7 +127,7 @@ class _Process:
         return _HttpServer(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="on",
                 access_log=False,

@@ -1,6 +1,7 @@
 """The OpenAI-compatible HTTP front."""
 
 from dispatch.ingress.app import create_app
+from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressSettings, IngressState
 
-__all__ = ["IngressSettings", "IngressState", "create_app"]
+__all__ = ["HttpProtocol", "IngressSettings", "IngressState", "create_app"]

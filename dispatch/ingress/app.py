@@ -54,12 +54,14 @@ def create_app(state: IngressState) -> FastAPI:
     for base in _BASES:
         app.add_api_route(f"{base}/v1/models", list_models, methods=["GET"], response_class=Response)
 
-    @app.api_route("/healthz", methods=["GET", "HEAD"], response_class=Response)
+    @app.head("/healthz", include_in_schema=False)
+    @app.get("/healthz", response_class=Response)
     async def healthz() -> Response:
         """Say that the process lives and its event loop turns."""
         return Response(b'{"status":"ok"}', media_type=JSON)
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"], response_class=Response)
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", response_class=Response)
     async def readyz() -> Response:
         """Say whether this gateway takes calls, and why not."""
         ready, body = readiness(state.gateway.status())
