@@ -48,22 +48,22 @@ class QueuedPath:
         self._submitter = Submitter(connection, self._pipeline)
         self._farewell = Farewell(connection, self._pipeline, self.session, self.inbox)
         self._bodies = Bodies(connection, self.session.group)
-        events = PumpEvents(recovered=self._look_after_soon, taken_over=self._taken_over)
+        events = PumpEvents(recovered=self._interrupted, taken_over=self._taken_over)
         self._pump = Pump(connection, self.session, self.inbox, events)
         self._liveness = Liveness(
             self.session,
             lambda: beat_connection(url, self.session),
             Listener(
-                lapsed=lambda: self._from_thread(self._look_after_soon),
+                lapsed=lambda: self._from_thread(self._interrupted),
                 taken_over=lambda: self._from_thread(self._taken_over),
             ),
         )
         self._stop = anyio.Event()
+        self._doubt = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unusable: Callable[[], DispatchError] | None = None
-        self._looking_after = False
 
     async def open(self) -> None:
         """Check the library, give the first sign of life and start the background work.
@@ -141,6 +141,7 @@ class QueuedPath:
             self._tasks = tasks
             tasks.start_soon(self._pipeline.run)
             tasks.start_soon(self._pump.run)
+            tasks.start_soon(self._look_after)
             started.set()
             await self._stop.wait()
             self._tasks = None
@@ -192,27 +193,26 @@ class QueuedPath:
         except FabricError as error:
             _log.info("replies_left_to_expire", producer_id=self.session.producer_id, reason=str(error))
 
-    def _look_after_soon(self) -> None:
-        if self._tasks is not None and not self._looking_after:
-            self._looking_after = True
-            self._tasks.start_soon(self._look_after)
-
     async def _look_after(self) -> None:
-        """Tell callers whose request the group has dropped or lost while server or process stood still."""
-        try:
-            while ids := self.inbox.outstanding(admitted_only=True):
-                try:
-                    outcomes = await unanswerable(self._connection, self.session.group, ids)
-                    await self._pump.drain()  # a frame goes before what is concluded here
-                except DispatchError as error:
-                    _log.info("requests_not_looked_after", producer_id=self.session.producer_id, reason=str(error))
-                    await anyio.sleep(_LOOK_AGAIN_S)
-                    continue
-                for request_id, outcome in outcomes.items():
-                    self.inbox.settle(request_id, outcome)
-                return
-        finally:
-            self._looking_after = False
+        """After each interruption tell the callers whose request the group has dropped or lost meanwhile."""
+        while True:
+            await self._doubt.wait()
+            self._doubt = anyio.Event()
+            if not (ids := self.inbox.outstanding(admitted_only=True)):
+                continue
+            try:
+                outcomes = await unanswerable(self._connection, self.session.group, ids)
+                await self._pump.drain()  # a frame goes before what is concluded here
+            except DispatchError as error:
+                _log.info("requests_not_looked_after", producer_id=self.session.producer_id, reason=str(error))
+                self._doubt.set()
+                await anyio.sleep(_LOOK_AGAIN_S)
+                continue
+            for request_id, outcome in outcomes.items():
+                self.inbox.settle(request_id, outcome)
+
+    def _interrupted(self) -> None:
+        self._doubt.set()
 
     def _taken_over(self) -> None:
         if self._unusable is None:
