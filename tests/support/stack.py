@@ -1,0 +1,81 @@
+"""The whole path in one event loop: HTTP front, client, Valkey, gateway, and a scripted backend behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch.config import GatewaySettings
+from dispatch.fabric import functions
+from dispatch.fabric.sync import BlockingConnection
+from dispatch.gateway import Gateway
+from dispatch.ingress import IngressSettings, IngressState, create_app
+from dispatch.producer.client import DispatchClient
+from tests.support.front import serving
+from tests.support.groups import configure, default_document, unique_group
+from tests.support.producing import eye
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running stack. `group` is its own."""
+
+    valkey_url: str
+    group: str
+    port: int
+    gateway: Gateway
+    client: DispatchClient
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def section(self, name: str, **more: Any) -> Any:
+        """Read a section of the group's snapshot."""
+        with BlockingConnection(self.valkey_url) as connection:
+            return connection.run(self.group, functions.fabric_snapshot(name, **more))
+
+    def endings(self) -> list[dict[str, Any]]:
+        """Return the records of what ended, the newest first."""
+        rows: list[dict[str, Any]] = self.section("endings")["rows"]
+        return rows
+
+    def keys(self, part: str = "") -> list[str]:
+        """Return the group's keys that contain `part`."""
+        with eye(self.valkey_url) as client:
+            return sorted(key.decode() for key in client.scan_iter(match=f"{{{self.group}}}:*{part}*", count=1000))
+
+    def envelope(self, request_id: str) -> dict[str, Any]:
+        """Return the envelope that travelled with a request that ended."""
+        with eye(self.valkey_url) as client:
+            for _, record in client.xrevrange(f"{{{self.group}}}:stream:llm:endings"):
+                if record[b"request_id"].decode() == request_id:
+                    found: dict[str, Any] = json.loads(record[b"envelope"])
+                    return found
+        raise AssertionError(f"{request_id} has not ended")
+
+    def submitted(self) -> int:
+        """Return how many requests were ever admitted."""
+        return sum(row["submitted"] for row in self.section("pools")["rows"])
+
+    def leases(self) -> int:
+        """Return how many leases there are."""
+        with eye(self.valkey_url) as client:
+            return int(client.zcard(f"{{{self.group}}}:zset:llm:leases"))
+
+
+@asynccontextmanager
+async def stack(
+    valkey_url: str, endpoint_url: str, *, settings: IngressSettings | None = None, **document: Any
+) -> AsyncIterator[Stack]:
+    """Start a stack on a group of its own; `document` = changes to its config."""
+    group = unique_group()
+    configure(valkey_url, group, default_document(endpoint_url) | document)
+    gateway = Gateway(GatewaySettings(valkey_url=valkey_url, fabric_group=group, drain_timeout_ms=500))
+    async with gateway, DispatchClient(valkey_url, fabric_group=group, close_ms=200) as client:
+        state = IngressState(client=client, gateway=gateway, settings=settings or IngressSettings())
+        async with serving(create_app(state)) as port:
+            yield Stack(valkey_url, group, port, gateway, client)
