@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import anyio
 import structlog
 
-from dispatch.errors import ConfigurationError, DispatchError, FabricError, GroupUnknown
+from dispatch.errors import BadArgument, ConfigurationError, DispatchError, FabricError, GroupUnknown
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
 
@@ -24,6 +24,9 @@ _LAST_DELAY_S = 0.5  # the first submit after an outage is dispatched well withi
 
 PROBLEMS = (FabricError, ConfigurationError)
 """What a call may raise while a gateway runs: no answer, no library, no right. None of it ends the gateway."""
+
+_ANSWERS = (BadArgument, GroupUnknown)
+"""Errors that a working fabric answers with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,15 @@ class Link:
         """Store a string; repeated until answered."""
         await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), ())
 
+    def lost(self, error: DispatchError) -> None:
+        """Note that something did not get through; the next call that does takes it back."""
+        text = str(error)
+        if self.reachable or text != self.problem:
+            log.warning("fabric_unusable", group=self.group, problem=text, kind=type(error).__name__)
+        if self.reachable:
+            self.reachable, self.since = False, time.time()
+        self.problem = text
+
     async def _insist(self, send: Callable[[], Awaitable[T]], refused: tuple[type[DispatchError], ...]) -> Answer[T]:
         delay = _FIRST_DELAY_S
         while True:
@@ -87,8 +99,10 @@ class Link:
         sent_at = anyio.current_time()
         try:
             value = await send()
+        except _ANSWERS:
+            raise
         except PROBLEMS as error:
-            self._lost(error)
+            self.lost(error)
             raise
         if not self.reachable:
             self._found()
@@ -100,16 +114,8 @@ class Link:
             if self.on_group_unknown is not None:
                 await self.on_group_unknown()
         except PROBLEMS as error:
-            self._lost(error)
-
-    def _lost(self, error: DispatchError) -> None:
-        text = str(error)
-        if self.reachable or text != self.problem:
-            log.warning("fabric_unreachable", group=self.group, problem=text, kind=type(error).__name__)
-        if self.reachable:
-            self.reachable, self.since = False, time.time()
-        self.problem = text
+            self.lost(error)
 
     def _found(self) -> None:
-        log.info("fabric_reachable", group=self.group, away_s=round(time.time() - self.since, 3))
+        log.info("fabric_usable", group=self.group, away_s=round(time.time() - self.since, 3))
         self.reachable, self.since, self.problem = True, time.time(), ""

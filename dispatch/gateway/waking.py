@@ -69,8 +69,9 @@ class TokenListener:
         try:
             token = await waiter.wait(self._key, _WAIT_S)
         except PROBLEMS as error:
-            log.debug("wake_connection_lost", key=self._key, error=str(error))
-            self._tell(token=False)  # at once: the loops find out the same way, and say so
+            # A call would wait for its own timeout. What follows is one that says how it stands.
+            self._link.lost(error)
+            self._tell(token=False)
             self._tell(token=await self._reconnect(waiter))
         else:
             if token:

@@ -1,0 +1,38 @@
+"""A connection that loses answers: the server has done the call, or has not, and the caller cannot know."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from dispatch.errors import FabricUnavailable
+from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.connection import Connection
+
+
+class LossyConnection:
+    """Passes everything on to `inner`, but loses a `part` of what `loses` names: half before, half after it was done.
+
+    Nothing is lost until `on` is set.
+    """
+
+    def __init__(self, inner: Connection, *, loses: frozenset[str], seed: int, part: float = 0.3) -> None:
+        self._inner = inner
+        self._loses = loses
+        self._part = part
+        self._chance = random.Random(seed)
+        self.on = False
+        self.lost: Counter[str] = Counter()
+
+    async def run(self, group: str, call: FunctionCall[Any]) -> Any:
+        dice = self._chance.random()
+        if self.on and call.function in self._loses and dice < self._part:
+            self.lost[call.function] += 1
+            if dice < self._part / 2:
+                await self._inner.run(group, call)
+            raise FabricUnavailable("the answer was lost")
+        return await self._inner.run(group, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
