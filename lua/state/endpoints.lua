@@ -3,6 +3,7 @@
 -- Of the pools that wait for one endpoint, the lowest turn comes back alone (`holder`); when its turn is over, the
 -- next. Bringing all back at once starves, one by one to the tail turns 4:1 into 1:1 (see lua/README.md).
 local keys = require("state.keys")
+local packed = require("state.packed")
 
 local endpoints = {}
 
@@ -18,7 +19,7 @@ function endpoints.get(step, name)
   local found = server.call("HMGET", keys.of(step.root, "endpoint", name), "config", "record")
   endpoint = {
     name = name,
-    config = found[1] and cmsgpack.unpack(found[1]) or {},
+    config = found[1] and packed.read_config(found[1]) or {},
     record = found[2] and cmsgpack.unpack(found[2]) or endpoints.new_record(),
   }
   step.endpoints[name] = endpoint

@@ -1,5 +1,6 @@
 --- The group's own record: totals, counters of the scheduler, and the config that every call needs.
 local keys = require("state.keys")
+local packed = require("state.packed")
 local schema = require("schema")
 
 local group = {}
@@ -22,7 +23,7 @@ end
 function group.load(root)
   local found = server.call("HMGET", keys.of(root, "group"), "config", "record")
   if not found[1] then return nil end
-  return cmsgpack.unpack(found[1]), cmsgpack.unpack(found[2])
+  return packed.read_config(found[1]), cmsgpack.unpack(found[2])
 end
 
 function group.save(root, record)

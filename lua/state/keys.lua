@@ -3,11 +3,13 @@ local schema = require("schema")
 
 local keys = {}
 
--- The literal pieces of each template. Derived from the schema only, so keeping them between calls holds no state.
-local pieces = {}
+-- The literal pieces of each key, by root and name: derived from the schema only, so keeping them between calls holds no
+-- state. Forgotten when a server serves more groups than this.
+local ROOTS_MAX = 1000
+local pieces, roots = {}, 0
 
-local function split(name)
-  local found, rest = {}, schema.keys[name].key
+local function split(of_root, root, name)
+  local found, rest = {}, root .. ":" .. schema.keys[name].key
   while true do
     local before, after = string.match(rest, "^(.-)<%a+>(.*)$")
     if not before then break end
@@ -15,16 +17,24 @@ local function split(name)
     rest = after
   end
   found[#found + 1] = rest
-  pieces[name] = found
+  of_root[name] = found
   return found
+end
+
+local function begin(root)
+  if roots >= ROOTS_MAX then pieces, roots = {}, 0 end
+  roots = roots + 1
+  pieces[root] = {}
+  return pieces[root]
 end
 
 --- The full key `name`, its parts filled in, for the group whose root is `root` (KEYS[1]).
 function keys.of(root, name, first, second)
-  local part = pieces[name] or split(name)
-  if second then return root .. ":" .. part[1] .. first .. part[2] .. second .. part[3] end
-  if first then return root .. ":" .. part[1] .. first .. part[2] end
-  return root .. ":" .. part[1]
+  local of_root = pieces[root] or begin(root)
+  local part = of_root[name] or split(of_root, root, name)
+  if not first then return part[1] end
+  if second then return part[1] .. first .. part[2] .. second .. part[3] end
+  return part[1] .. first .. part[2]
 end
 
 return keys

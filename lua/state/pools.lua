@@ -1,5 +1,6 @@
 --- Pool records: config and scheduler state of one pool, each one packed value, read and written together.
 local keys = require("state.keys")
+local packed = require("state.packed")
 
 local pools = {}
 
@@ -25,7 +26,7 @@ function pools.get(step, name)
   if pool then return pool end
   local found = server.call("HMGET", keys.of(step.root, "pool", name), "config", "record")
   if not found[2] then return nil end
-  pool = { name = name, config = found[1] and cmsgpack.unpack(found[1]), record = cmsgpack.unpack(found[2]) }
+  pool = { name = name, config = packed.read_config(found[1]), record = cmsgpack.unpack(found[2]) }
   step.pools[name] = pool
   return pool
 end

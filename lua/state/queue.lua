@@ -39,9 +39,11 @@ function queue.bury(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
---- The first entry, decoded, or nil when there is none. Reads the list only when the record does not know it.
+--- The first entry, decoded (once a step), or nil when there is none. Reads the list only when the record does not know
+-- it.
 function queue.peek(step, pool)
   local record = pool.record
+  if pool.head and pool.head.text == record.head then return pool.head end
   if not record.head then
     if queue.length(pool) == 0 then return nil end
     if record.returned > 0 then
@@ -54,7 +56,8 @@ function queue.peek(step, pool)
     end
     if not record.head then return nil end
   end
-  return entry.decode(record.head)
+  pool.head = entry.decode(record.head)
+  return pool.head
 end
 
 --- Remove the entry that was just peeked.

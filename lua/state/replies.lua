@@ -24,8 +24,10 @@ function replies.push(step, request, ending, reply)
   local key = keys.of(step.root, "replies", request.producer)
   local frame = header(step, request, ending, reply.by_reference) .. "\n" .. reply.head .. "\n" .. reply.body
   local length = server.call("RPUSH", key, frame)
-  server.call("PEXPIRE", key, step.config.reply_ttl_ms)
-  if length == 1 then wake.ring_producer(step, request.producer) end
+  if length == 1 then -- later frames find the expiry set, and the producer's heartbeat renews it
+    server.call("PEXPIRE", key, step.config.reply_ttl_ms)
+    wake.ring_producer(step, request.producer)
+  end
 end
 
 --- The head of a reply that no gateway wrote.
