@@ -1,76 +1,85 @@
---- One request: its scalars, its body, its deadline.
+--- One request: its facts, its lease, its body, its deadline.
+--
+-- The hash holds `state` and `ending` in words, and packed: `facts` (what never changes: pool, producer, nonce, cost, seq,
+-- submitted_ms, deadline_ms, bytes, model, message_count) and `lease` (gateway, dispatcher, fence, claimed_ms, endpoint,
+-- claim_nonce, attempt of the last claim). A small body stands in the hash as well, a large one under its own key.
 local keys = require("state.keys")
+local schema = require("schema")
 
 local requests = {}
 
-local FIELDS = { "state", "pool", "producer", "nonce", "cost", "seq", "submitted_ms", "deadline_ms", "bytes", "attempt",
-  "envelope", "gateway", "fence", "claimed_ms", "endpoint", "claim_nonce", "cancel", "ending" }
+local NO_LEASE = { gateway = "", dispatcher = "", fence = 0, claimed_ms = 0, endpoint = "", claim_nonce = "", attempt = 0 }
 
---- The request `id` as a table, or nil when there is none.
+--- The request `id` as one table of facts, lease, state, envelope, body, cancel and ending, or nil when there is none.
+-- `body` is "" unless it is small.
 function requests.get(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), unpack(FIELDS))
-  if not found[1] then return nil end
-  return {
-    id = id, state = found[1], pool = found[2], producer = found[3], nonce = found[4], cost = tonumber(found[5]),
-    seq = tonumber(found[6]), submitted_ms = tonumber(found[7]), deadline_ms = tonumber(found[8]),
-    bytes = tonumber(found[9]), attempt = tonumber(found[10]), envelope = found[11], gateway = found[12] or "",
-    fence = tonumber(found[13] or 0), claimed_ms = tonumber(found[14] or 0), endpoint = found[15] or "",
-    claim_nonce = found[16] or "", cancel = found[17], ending = found[18],
-  }
+  local found = server.call("HMGET", keys.of(step.root, "request", id),
+    "state", "facts", "lease", "envelope", "body", "cancel", "ending")
+  if not found[1] or not found[2] then return nil end
+  local request = cmsgpack.unpack(found[2])
+  for name, value in pairs(found[3] and cmsgpack.unpack(found[3]) or NO_LEASE) do request[name] = value end
+  request.id, request.state, request.envelope, request.body = id, found[1], found[4], found[5] or ""
+  request.cancel, request.ending = found[6], found[7]
+  return request
 end
 
 --- State, nonce and deadline of the request `id`, or nil: what a submit needs to know of an earlier one.
 function requests.brief(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "nonce", "deadline_ms")
-  return found[1] and { state = found[1], nonce = found[2], deadline_ms = tonumber(found[3]) } or nil
-end
-
---- What only a person wants to know of the request `id`.
-function requests.about(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), "model", "message_count", "dispatcher")
-  return { model = found[1] or nil, message_count = tonumber(found[2] or ""), dispatcher = found[3] or nil }
+  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "facts")
+  if not found[1] or not found[2] then return nil end
+  local facts = cmsgpack.unpack(found[2])
+  return { state = found[1], nonce = facts.nonce, deadline_ms = facts.deadline_ms }
 end
 
 --- State, fence and cancel mark of a lease: what a renewal needs to know.
 function requests.lease_brief(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "fence", "cancel")
-  return found[1] == "leased" and { fence = tonumber(found[2]), cancel = found[3] } or nil
+  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "lease", "cancel")
+  return found[1] == "leased" and { fence = cmsgpack.unpack(found[2]).fence, cancel = found[3] } or nil
 end
 
---- Store a new request, its deadline and (when it came with the call) its body. False when a body that should have been
--- stored before is not there.
+local function is_small(bytes)
+  return bytes <= schema.limits.inline_body_bytes
+end
+
+--- Store a new request and its deadline. False when a body that should have been stored before is not there.
 function requests.admit(step, request, body)
-  local body_key = keys.of(step.root, "request_body", request.id, request.nonce)
-  local keep_until = request.deadline_ms + step.config.lease_ms + 60000
-  if body ~= "" then
-    server.call("SET", body_key, body, "PXAT", keep_until)
-  elseif server.call("PEXPIREAT", body_key, keep_until) == 0 then
-    return false
+  local facts = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
+    cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
+    bytes = request.bytes, model = request.model, message_count = request.message_count })
+  local request_key = keys.of(step.root, "request", request.id)
+  if is_small(request.bytes) then
+    if #body ~= request.bytes then return false end
+    server.call("HSET", request_key, "state", "queued", "facts", facts, "envelope", request.envelope, "body", body)
+  else
+    local keep_until = request.deadline_ms + step.config.lease_ms + 60000
+    local body_key = keys.of(step.root, "request_body", request.id, request.nonce)
+    if server.call("PEXPIREAT", body_key, keep_until) == 0 then return false end
+    server.call("HSET", request_key, "state", "queued", "facts", facts, "envelope", request.envelope)
   end
-  server.call("HSET", keys.of(step.root, "request", request.id), "state", "queued", "pool", request.pool,
-    "producer", request.producer, "nonce", request.nonce, "cost", request.cost, "seq", request.seq,
-    "submitted_ms", request.submitted_ms, "deadline_ms", request.deadline_ms, "bytes", request.bytes, "attempt", 0,
-    "model", request.model, "message_count", request.message_count, "envelope", request.envelope)
   server.call("ZADD", keys.of(step.root, "deadlines"), request.deadline_ms, request.id)
   return true
 end
 
---- Drop a body that was stored for a submit that is refused.
-function requests.forget_body(step, id, nonce)
-  server.call("UNLINK", keys.of(step.root, "request_body", id, nonce))
+--- Drop a body that was stored under its own key; a small one is part of the request.
+function requests.forget_body(step, id, nonce, bytes)
+  if not is_small(bytes) then server.call("UNLINK", keys.of(step.root, "request_body", id, nonce)) end
+end
+
+local function write_lease(step, request, state)
+  server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "lease", cmsgpack.pack({
+    gateway = request.gateway, dispatcher = request.dispatcher, fence = request.fence, claimed_ms = request.claimed_ms,
+    endpoint = request.endpoint, claim_nonce = request.claim_nonce, attempt = request.attempt }))
 end
 
 --- queued -> leased.
 function requests.lease(step, request)
-  server.call("HSET", keys.of(step.root, "request", request.id), "state", "leased", "gateway", request.gateway,
-    "dispatcher", request.dispatcher, "fence", request.fence, "claimed_ms", request.claimed_ms,
-    "endpoint", request.endpoint, "claim_nonce", request.claim_nonce, "attempt", request.attempt)
+  write_lease(step, request, "leased")
 end
 
---- leased -> queued.
+--- leased -> queued. Keeps the attempt.
 function requests.requeue(step, request)
-  server.call("HSET", keys.of(step.root, "request", request.id), "state", "queued", "gateway", "", "fence", 0,
-    "attempt", request.attempt)
+  request.gateway, request.dispatcher, request.fence, request.claim_nonce = "", "", 0, ""
+  write_lease(step, request, "queued")
 end
 
 --- Note that a running request should stop.
@@ -84,16 +93,17 @@ function requests.finish(step, request, ending)
   local request_key = keys.of(step.root, "request", request.id)
   local keep = step.config.retention_ms
   if request.state == "queued" then keep = keep + math.max(0, request.deadline_ms - step.now) end
-  server.call("HSET", request_key, "state", "ended", "ending", ending, "envelope", "")
+  server.call("HSET", request_key, "state", "ended", "ending", ending, "envelope", "", "body", "")
   server.call("PEXPIRE", request_key, keep)
-  server.call("ZREM", keys.of(step.root, "deadlines"), request.id)
-  requests.forget_body(step, request.id, request.nonce)
+  step.finished = step.finished or {}
+  step.finished[#step.finished + 1] = request.id
+  requests.forget_body(step, request.id, request.nonce, request.bytes)
 end
 
---- The body, if it is small enough to travel with the lease; "" otherwise.
-function requests.small_body(step, request, limit)
-  if request.bytes > limit then return "" end
-  return server.call("GET", keys.of(step.root, "request_body", request.id, request.nonce)) or ""
+--- Forget the deadlines of the requests that ended in this step. One write for all.
+function requests.save(step)
+  if not step.finished then return end
+  server.call("ZREM", keys.of(step.root, "deadlines"), unpack(step.finished))
 end
 
 --- Ids whose deadline is before `now`, at most `limit`.
