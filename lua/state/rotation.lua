@@ -263,8 +263,8 @@ function rotation.lost_work(step, pool)
   if pool.record.depth == 0 and pool.record.place ~= "idle" then rotation.leave(step, pool) end
 end
 
---- A running request of the pool ended: slots of pool, endpoint and group are free. `was_blocked`: the pool's cap or its
--- endpoint was full until now, so pools that the pass did not ask may launch.
+--- A running request of the pool ended: slots of pool, endpoint and group are free. `was_blocked`: the pool's cap or
+-- its endpoint was full until now, so pools that the pass did not ask may launch.
 function rotation.freed_slot(step, pool, endpoint, was_blocked)
   local record = pool.record
   if was_blocked and not rotation.at_cap(pool) and not endpoints.block_reason(endpoint) then restart_pass(step) end
