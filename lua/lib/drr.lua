@@ -11,10 +11,15 @@
 --   |service_i / q_i - service_j / q_j| <= 1 + (M - 1) (1/q_i + 1/q_j)
 local drr = {}
 
---- Collect the virtual rounds that went by since the last touch, and open a visit if none is: one quantum a visit.
-function drr.touch(pool, quantum, round)
+--- Collect the virtual rounds that went by since the last touch: at a visit, and when the pool leaves the line.
+function drr.collect(pool, quantum, round)
   if round > pool.mark then pool.deficit = pool.deficit + quantum * (round - pool.mark) end
   pool.mark = round
+end
+
+--- Collect what is due, and open a visit if none is: one quantum a visit.
+function drr.touch(pool, quantum, round)
+  drr.collect(pool, quantum, round)
   if not pool.open then
     pool.open, pool.launches = true, 0
     pool.deficit = pool.deficit + quantum

@@ -58,6 +58,16 @@ local function end_head(step, pool, head, request, ending)
   endings.finish(step, request, ending, { error_type = ending, error_message = GONE[ending] })
 end
 
+-- Whether this call may end one more dead head; if not, it stops.
+local function may_end_one(budget)
+  if budget.dead == 0 then
+    budget.spent = true
+    return false
+  end
+  budget.dead = budget.dead - 1
+  return true
+end
+
 -- The first request of the pool that may launch, with its entry. Dead ones before it are ended, within the budget.
 local function live_head(step, pool, budget)
   while true do
@@ -66,11 +76,7 @@ local function live_head(step, pool, budget)
     local request = requests.get(step, head.id)
     local ending = fate(step, pool, head, request)
     if not ending then return head, request end
-    if budget.dead == 0 then
-      budget.spent = true
-      return nil
-    end
-    budget.dead = budget.dead - 1
+    if not may_end_one(budget) then return nil end
     end_head(step, pool, head, request, ending)
   end
 end
@@ -78,16 +84,16 @@ end
 -- Why the pool cannot launch although it can pay, as a skip reason.
 local function block_reason(step, pool)
   if pool.record.paused then return "paused" end
-  local limit = pool.config.max_concurrent
-  if limit and pool.record.in_flight >= limit then return "lane_capacity" end
+  if rotation.at_cap(pool) then return "lane_capacity" end
   return endpoints.block_reason(endpoints.get(step, pool.config.endpoint))
 end
 
--- Pop the head and make the lease. False when its body has vanished: the request is ended, nothing is charged.
+-- Pop the head and make the lease. False when its body has vanished: the request is ended like any dead head, within
+-- the budget, and nothing is charged.
 local function launch(step, pool, head, request, claim)
   local body = requests.small_body(step, request, schema.limits.inline_body_bytes)
   if body == "" and request.bytes > 0 and request.bytes <= schema.limits.inline_body_bytes then
-    end_head(step, pool, head, request, "malformed")
+    if may_end_one(claim.budget) then end_head(step, pool, head, request, "malformed") end
     return false
   end
   local units = rotation.units(step, head)
@@ -174,6 +180,7 @@ end
 function admission.claim(step, claim, want)
   claim.made = {}
   local budget = { dead = schema.limits.dead_heads_max, barren = schema.limits.barren_visits_max }
+  claim.budget = budget
   local blocked = false
   while #claim.made < want and budget.barren > 0 and not budget.spent do
     if step.group.in_flight >= step.config.total_concurrent_dispatch then

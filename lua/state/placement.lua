@@ -55,6 +55,7 @@ local function remove_pools(step, details, named, old_policy)
     local pool = not named[name] and pools.get(step, name)
     if pool then
       rotation.lift(step, pool, pool.config.endpoint, old_policy)
+      rotation.strike(step, pool)
       pools.remove(step, name)
       queue.remove(step, name)
     end
@@ -81,6 +82,8 @@ function placement.apply(step, old_config, details, document)
   end
   remove_pools(step, details, named, old_config.policy)
   for _, pool in ipairs(moved) do rotation.place_anew(step, pool) end
+  -- Whoever had the turn on an endpoint may have been lifted: the next may come.
+  for _, config in ipairs(document.endpoints) do rotation.use_room(step, endpoints.get(step, config.endpoint_id)) end
   for _, endpoint in ipairs(gone) do
     if endpoint.record.in_flight == 0 then endpoints.remove(step, endpoint.name) end
   end

@@ -59,6 +59,12 @@ function rotation.below_minimum(step, pool)
   return minimum > pool.record.in_flight and not fifo(step)
 end
 
+--- Whether the pool runs as many requests as its own cap allows.
+function rotation.at_cap(pool)
+  local limit = pool.config.max_concurrent
+  return limit ~= nil and pool.record.in_flight >= limit
+end
+
 --- Put the pool into the kept list if it may launch there.
 function rotation.consider_kept(step, pool)
   local record = pool.record
@@ -115,6 +121,7 @@ end
 function rotation.park(step, pool, reason)
   local record = pool.record
   server.call("ZREM", line_key(step), pool.name)
+  drr.collect(record, pool.config.quantum, step.group.round)
   record.place, record.parked = "parked", reason
   pools.skip(step, pool, reason)
   restart_pass(step)
@@ -130,6 +137,7 @@ function rotation.leave(step, pool)
   local record = pool.record
   if record.place == "line" then
     server.call("ZREM", line_key(step), pool.name)
+    drr.collect(record, pool.config.quantum, step.group.round)
   elseif on_endpoint(record) then
     endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
   end
@@ -229,15 +237,24 @@ function rotation.gained_work(step, pool)
     if record.place == "line" then
       server.call("ZADD", line_key(step), rank(step, pool), pool.name)
     elseif on_endpoint(record) then
-      server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), waiting_rank(step, pool), pool.name)
+      -- It may be older than the holder's, too: with room it does not wait for the holder's turn to end.
+      local endpoint = endpoints.get(step, pool.config.endpoint)
+      endpoints.unpark(step, endpoint, pool)
+      if endpoints.block_reason(endpoint) then
+        endpoints.park(step, endpoint, pool, waiting_rank(step, pool))
+      else
+        rotation.come_back(step, pool)
+      end
     end
   end
 end
 
---- Policy fifo: dead heads went, so the pool's place in the line may be another. True if it moved.
+--- Policy fifo: dead heads went, so the pool's place in the line may be another. True if it moved: then one that waits
+-- for the same endpoint may be before it.
 function rotation.rerank(step, pool, head)
   if not fifo(step) then return false end
   if server.call("ZADD", line_key(step), "CH", head.seq, pool.name) == 0 then return false end
+  pass_endpoint_on(step, pool)
   return true
 end
 
@@ -246,15 +263,17 @@ function rotation.lost_work(step, pool)
   if pool.record.depth == 0 and pool.record.place ~= "idle" then rotation.leave(step, pool) end
 end
 
---- A running request of the pool ended: slots of pool, endpoint and group are free.
-function rotation.freed_slot(step, pool, endpoint)
+--- A running request of the pool ended: slots of pool, endpoint and group are free. `was_blocked`: the pool's cap or
+-- its endpoint was full until now, so pools that the pass did not ask may launch.
+function rotation.freed_slot(step, pool, endpoint, was_blocked)
   local record = pool.record
+  if was_blocked and not rotation.at_cap(pool) and not endpoints.block_reason(endpoint) then restart_pass(step) end
   if record.parked == "lane_capacity" then
-    local limit = pool.config.max_concurrent
-    if not limit or record.in_flight < limit then rotation.come_back(step, pool) end
+    if not rotation.at_cap(pool) then rotation.come_back(step, pool) end
   elseif on_endpoint(record) then
     if rotation.below_minimum(step, pool) then
       server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), waiting_rank(step, pool), pool.name)
+      rotation.use_room(step, endpoints.get(step, pool.config.endpoint))
     end
   else
     rotation.consider_kept(step, pool)
@@ -262,12 +281,18 @@ function rotation.freed_slot(step, pool, endpoint)
   rotation.use_room(step, endpoint)
 end
 
+--- Strike a pool that is removed off the kept list.
+function rotation.strike(step, pool)
+  local struck = server.call("LREM", keys.of(step.root, "kept"), 0, pool.name)
+  step.group.kept = step.group.kept - struck
+end
+
 --- Forget every placement of the pool and place it anew, at the turn it has. For a changed config.
 function rotation.place_anew(step, pool)
   local record = pool.record
   record.place, record.parked, record.head = "idle", nil, nil
   record.reason, record.reason_since = nil, nil
-  if record.deficit > step.config.cost_max then record.deficit = step.config.cost_max end
+  if not record.open then record.deficit = math.min(record.deficit, step.config.cost_max) end
   if record.depth == 0 then
     record.turn = nil
     drr.drop_credit(record)
@@ -278,11 +303,12 @@ function rotation.place_anew(step, pool)
   end
 end
 
---- Take the pool out of every structure, without touching its credit. For a changed config.
+--- Take the pool out of every structure; its credit stays. For a changed config, while the pool still has its old one.
 function rotation.lift(step, pool, old_endpoint, old_policy)
   local record = pool.record
   if record.place == "line" then
     server.call("ZREM", keys.of(step.root, old_policy == "fifo" and "heads" or "rotation"), pool.name)
+    drr.collect(record, pool.config.quantum, step.group.round)
   elseif on_endpoint(record) then
     endpoints.unpark(step, endpoints.get(step, old_endpoint), pool)
   end

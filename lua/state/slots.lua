@@ -19,11 +19,12 @@ end
 function slots.free(step, request)
   local pool = pools.get(step, request.pool)
   local endpoint = endpoints.get(step, request.endpoint)
+  local was_blocked = endpoints.block_reason(endpoint) ~= nil or (pool ~= nil and rotation.at_cap(pool))
   step.group.in_flight = step.group.in_flight - 1
   endpoint.record.in_flight = endpoint.record.in_flight - 1
   if pool then
     pool.record.in_flight = pool.record.in_flight - 1
-    rotation.freed_slot(step, pool, endpoint)
+    rotation.freed_slot(step, pool, endpoint, was_blocked)
   else
     rotation.use_room(step, endpoint)
   end
