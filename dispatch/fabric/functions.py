@@ -13,22 +13,40 @@ from typing import Any
 import msgspec
 
 from dispatch.contract.envelope import CONTRACT_VERSION
+from dispatch.errors import DispatchError
 from dispatch.fabric import records as r
 from dispatch.fabric.calls import Argument, FunctionCall
+from dispatch.fabric.faults import ServerFault, to_error
 
 _LEASE_FIELDS = 15
 _CLAIM_FIELDS = 6
+_SUBMIT_SENDER = 4
+_ADMISSION_FIELDS = 5
 
 
-def request_submit(submission: r.Submission) -> FunctionCall[r.Admitted | r.Exists | r.Refused]:
+Admission = r.Admitted | r.Exists | r.Refused
+
+
+def request_submit(submission: r.Submission) -> FunctionCall[Admission]:
     """Queue a request, or say why not. The same id and nonce again answers as the first time."""
-    s = submission
-    args: list[Argument] = [
-        CONTRACT_VERSION, s.request_id, s.pool_id, s.producer_id, s.session, s.nonce, s.model,
-        _optional(s.message_count), s.images, s.pages, _optional(s.estimated_cost_units), _optional(s.timeout_ms),
-        s.liveness_ms, s.body_bytes, s.envelope, s.body,
-    ]  # fmt: skip
-    return FunctionCall("request_submit", args, _admission)
+    return FunctionCall("request_submit", [*_sender(submission), 1, *_submission(submission)], _admission)
+
+
+def submit_together(calls: Sequence[FunctionCall[Admission]]) -> FunctionCall[list[Admission | DispatchError]]:
+    """Join submits of one producer into one call (at most `submit_max`); a fault of one stands at its place.
+
+    Saves the group's record being read and written for each. Like all calls, answers the same when repeated.
+
+    Raises:
+        ValueError: they are not submits of one producer and session.
+    """
+    sender = list(calls[0].args[:_SUBMIT_SENDER])
+    args: list[Argument] = [*sender, len(calls)]
+    for call in calls:
+        if call.function != "request_submit" or list(call.args[:_SUBMIT_SENDER]) != sender:
+            raise ValueError("only submits of one producer and session can be joined")
+        args += call.args[_SUBMIT_SENDER + 1 :]
+    return FunctionCall("request_submit", args, _admissions)
 
 
 def request_cancel(request_id: str, *, actor: str, reason: str = "") -> FunctionCall[r.Cancellation]:
@@ -106,14 +124,42 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _admission(answer: list[Any]) -> r.Admitted | r.Exists | r.Refused:
-    word = _text(answer[0])
-    if word == "ADMITTED":
-        return r.Admitted(deadline_ms=answer[1], server_ms=answer[2])
-    if word == "EXISTS":
-        return r.Exists(state=_text(answer[1]))
-    retry = answer[4]
-    return r.Refused(_text(answer[1]), answer[2], answer[3], None if retry < 0 else retry)
+def _sender(s: r.Submission) -> list[Argument]:
+    return [CONTRACT_VERSION, s.producer_id, s.session, s.liveness_ms]
+
+
+def _submission(s: r.Submission) -> list[Argument]:
+    return [
+        s.request_id, s.pool_id, s.nonce, s.model, _optional(s.message_count), s.images, s.pages,
+        _optional(s.estimated_cost_units), _optional(s.timeout_ms), s.body_bytes, s.envelope, s.body,
+    ]  # fmt: skip
+
+
+def _admission(answer: list[Any]) -> Admission:
+    admission = _admissions(answer)[0]
+    if isinstance(admission, DispatchError):
+        raise admission
+    return admission
+
+
+def _admissions(answer: list[Any]) -> list[Admission | DispatchError]:
+    return [
+        _one_admission(answer[at : at + _ADMISSION_FIELDS]) for at in range(0, len(answer), _ADMISSION_FIELDS)
+    ]
+
+
+def _one_admission(cells: list[Any]) -> Admission | DispatchError:
+    match _text(cells[0]):
+        case "ADMITTED":
+            return r.Admitted(deadline_ms=cells[1], server_ms=cells[2])
+        case "EXISTS":
+            return r.Exists(state=_text(cells[1]))
+        case "REFUSED":
+            retry = cells[4]
+            return r.Refused(_text(cells[1]), cells[2], cells[3], None if retry < 0 else retry)
+        case _:
+            code, _, text = _text(cells[1]).partition(" ")
+            return to_error(ServerFault(code, text, "request_submit"))
 
 
 def _cancellation(answer: list[Any]) -> r.Cancellation:

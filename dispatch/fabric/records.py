@@ -8,7 +8,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Arguments of `request_submit`. `body` is empty when it was stored by SET before (see `body_inline`).
+    """Arguments of `request_submit`. `body` is empty when it is over `inline_body_bytes` and was stored by SET before.
 
     `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
     `timeout_ms` None = the pool's default. `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.

@@ -11,6 +11,7 @@ import anyio
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.functions import submit_together
 from dispatch.producer.promise import Promise
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class Pipeline:
 
     async def _ask(self, batch: list[Ticket[Any]]) -> list[Any]:
         try:
-            return list(await self._connection.run_many(self._group, [ticket.call for ticket in batch]))
+            return await self._run([ticket.call for ticket in batch])
         except FabricUnavailable as error:
             # One for each: an exception that several tasks raise collects the tracebacks of all of them.
             return [copy.copy(error) for _ in batch]
@@ -106,6 +107,17 @@ class Pipeline:
                 return [error]
         # One call's error hid what the others came to. Every call answers the same when it is repeated.
         return [await self._ask_one(ticket) for ticket in batch]
+
+    async def _run(self, calls: list[FunctionCall[Any]]) -> list[Any]:
+        # Submits go first: whatever else is asked about a request comes after its submit anyway.
+        submits = [call for call in calls if call.function == "request_submit"]
+        others = [call for call in calls if call.function != "request_submit"]
+        if not submits:
+            return list(await self._connection.run_many(self._group, calls))
+        answers = await self._connection.run_many(self._group, [submit_together(submits), *others])
+        admissions = iter(answers[0] if isinstance(answers[0], list) else [copy.copy(answers[0]) for _ in submits])
+        rest = iter(answers[1:])
+        return [next(admissions) if call.function == "request_submit" else next(rest) for call in calls]
 
     async def _ask_one(self, ticket: Ticket[Any]) -> Any:
         try:

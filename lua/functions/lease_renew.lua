@@ -31,8 +31,8 @@ local function review(step, held)
   local ends = leases.ends(step, ids)
   local grace = producers.in_grace(step)
   for index, lease in ipairs(held) do
-    local current = ends[index] and (ends[index] >= step.now or grace) and requests.lease_brief(step, lease.id)
-    if not current or current.fence ~= lease.fence then
+    local current = ends[index] and (ends[index] >= step.now or grace) and requests.get(step, lease.id)
+    if not current or current.state ~= "leased" or current.fence ~= lease.fence then
       lost[#lost + 1] = lease.id
     else
       renewed[#renewed + 1] = lease.id
@@ -48,12 +48,11 @@ local function unknown(step, gateway, held, nonces)
   for _, lease in ipairs(held) do named[lease.id] = true end
   for _, id in ipairs(leases.held_by(step, gateway)) do
     if not named[id] and #rows < schema.limits.claim_max then
-      local request = requests.get(step, id)
+      local request = requests.get_whole(step, id)
       if not request or request.state ~= "leased" or request.gateway ~= gateway then
         stale[#stale + 1] = id
       elseif not nonces[request.claim_nonce] then
         request.lease_until = step.now + step.config.lease_ms
-        request.body = requests.small_body(step, request, schema.limits.inline_body_bytes)
         rows[#rows + 1] = request
       end
     end

@@ -1,14 +1,16 @@
---- request_submit: admit a request into its pool, or say why not.
+--- request_submit: admit a producer's requests into their pools, or say of each why not.
 -- Keys:    group root
--- Args:    contract, request_id, pool, producer, session, nonce, model, message_count ("" = none), images, pages,
---          estimated_cost_units ("" = none), timeout_ms ("" = the pool's default), liveness_ms (how long the producer
---          counts as alive from now), body_bytes, envelope, body ("" when it was stored by SET before)
--- Answers: ADMITTED deadline_ms server_ms | EXISTS state | REFUSED reason value limit retry_after_ms (-1 = unknown)
--- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
+-- Args:    contract, producer, session, liveness_ms (how long the producer counts as alive from now), count, then per
+--          request: request_id, pool, nonce, model, message_count ("" = none), images, pages, estimated_cost_units
+--          ("" = none), timeout_ms ("" = the pool's default), body_bytes, envelope, body ("" when it is larger than
+--          inline_body_bytes and was stored by SET before)
+-- Answers: per request five cells: ADMITTED deadline_ms server_ms "" "" | EXISTS state "" "" "" |
+--          REFUSED reason value limit retry_after_ms (-1 = unknown) | FAULT error-text "" "" ""
+-- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT (what is about one request stands in its FAULT)
 -- Moves:   none -> queued
 -- Touches: group, pool, request, request_body, requests, deadlines, rotation, kept, heads, alive, wake
 -- Flags:   (none)
--- Cost:    constant; the body crosses Lua only when it is small
+-- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
 local cost = require("lib.cost")
 local faults = require("state.faults")
@@ -23,6 +25,8 @@ local schema = require("schema")
 local state = require("state.step")
 local wake = require("state.wake")
 
+local FIRST_REQUEST, REQUEST_LENGTH = 5, 12
+
 -- The first limit the request would break: reason, what is there, what is allowed.
 local function refusal(step, pool, bytes)
   local config, record = pool.config, pool.record
@@ -36,66 +40,92 @@ local function refusal(step, pool, bytes)
   return nil
 end
 
-local function refuse(step, pool, request, answer)
-  requests.forget_body(step, request.id, request.nonce)
-  pools.count(pool, "rejected", answer[2])
-  state.save(step)
-  return answer
+local function refuse(step, pool, request, reason, value, limit)
+  requests.forget_body(step, request.id, request.nonce, request.bytes)
+  pools.count(pool, "rejected", reason)
+  return "REFUSED", reason, value, limit, -1
 end
 
-local function problem(args, bytes, timeout)
-  for position, name in pairs({ [2] = "request_id", [4] = "producer", [6] = "nonce" }) do
-    if not names.valid(args[position]) then return faults.bad_argument(name, args[position], names.ALLOWED) end
+-- What is wrong with one request's arguments, as an error text.
+local function problem(request)
+  if not names.valid(request.id) then return faults.argument_text("request_id", request.id, names.ALLOWED) end
+  if not names.valid(request.nonce) then return faults.argument_text("nonce", request.nonce, names.ALLOWED) end
+  if not request.bytes or request.bytes < 0 then
+    return faults.argument_text("body_bytes", request.bytes, "a whole number from 0")
   end
-  if not bytes or bytes < 0 then return faults.bad_argument("body_bytes", args[14], "a whole number from 0") end
-  if args[16] ~= "" and #args[16] ~= bytes then
-    return faults.bad_argument("body", #args[16] .. " bytes", "body_bytes (" .. bytes .. ") bytes, or none")
-  end
-  if args[12] ~= "" and not (timeout and timeout >= 1) then
-    return faults.bad_argument("timeout_ms", args[12], "a whole number from 1")
+  if request.timeout_text ~= "" and not (request.timeout_ms and request.timeout_ms >= 1) then
+    return faults.argument_text("timeout_ms", request.timeout_text, "a whole number from 1")
   end
   return nil
 end
 
-local function run(keys, args)
-  if #args ~= 16 then return faults.bad_argument("argument count", #args, "16") end
-  if tonumber(args[1]) ~= schema.contract.version then
-    return faults.contract_mismatch(args[1], schema.contract.version)
-  end
-  local step = state.begin(keys[1])
-  if not step then return faults.group_unknown(keys[1]) end
-  local bytes, timeout = tonumber(args[14]), tonumber(args[12])
-  local fault = problem(args, bytes, timeout)
-  if fault then return fault end
-  local request = { id = args[2], pool = args[3], producer = args[4], nonce = args[6], model = args[7],
-    message_count = args[8], bytes = bytes, envelope = args[15], submitted_ms = step.now }
+local function read(args, index, step, producer)
+  local at = FIRST_REQUEST + (index - 1) * REQUEST_LENGTH
+  return {
+    id = args[at + 1], pool = args[at + 2], nonce = args[at + 3], model = args[at + 4],
+    message_count = tonumber(args[at + 5]), images = tonumber(args[at + 6]) or 0, pages = tonumber(args[at + 7]) or 0,
+    units = tonumber(args[at + 8]), timeout_text = args[at + 9], timeout_ms = tonumber(args[at + 9]),
+    bytes = tonumber(args[at + 10]), envelope = args[at + 11], body = args[at + 12],
+    producer = producer, submitted_ms = step.now,
+  }
+end
 
-  local earlier = requests.brief(step, request.id)
-  if earlier and earlier.nonce == request.nonce then return { "ADMITTED", earlier.deadline_ms, step.now } end
+-- Admit one request. Returns the five cells of its answer.
+local function submit(step, request)
+  local fault = problem(request)
+  if fault then return "FAULT", fault, "", "", "" end
+  local earlier = requests.get(step, request.id)
+  if earlier and earlier.nonce == request.nonce then return "ADMITTED", earlier.deadline_ms, step.now, "", "" end
   if earlier then
-    requests.forget_body(step, request.id, request.nonce)
-    return { "EXISTS", earlier.state }
+    requests.forget_body(step, request.id, request.nonce, request.bytes)
+    return "EXISTS", earlier.state, "", "", ""
   end
   local pool = pools.get(step, request.pool)
-  if not pool then return faults.pool_unknown(request.pool, group.details(keys[1]).pools) end
-  local reason, value, limit = refusal(step, pool, bytes)
-  if reason then return refuse(step, pool, request, { "REFUSED", reason, value, limit, -1 }) end
+  if not pool then return "FAULT", faults.pool_text(request.pool, group.details(step.root).pools), "", "", "" end
+  local reason, value, limit = refusal(step, pool, request.bytes)
+  if reason then return refuse(step, pool, request, reason, value, limit) end
 
   local config = pool.config
-  request.deadline_ms = step.now + math.min(timeout or config.default_timeout_ms, config.max_timeout_ms)
-  request.cost = cost.units(tonumber(args[11]), tonumber(args[9]) or 0, tonumber(args[10]) or 0, step.config)
+  request.deadline_ms = step.now + math.min(request.timeout_ms or config.default_timeout_ms, config.max_timeout_ms)
+  request.cost = cost.units(request.units, request.images, request.pages, step.config)
   request.seq = step.group.seq + 1
-  if not requests.admit(step, request, args[16]) then
-    return refuse(step, pool, request, { "REFUSED", "body_missing", 0, bytes, -1 })
+  if not requests.admit(step, request) then
+    return refuse(step, pool, request, "body_missing", #request.body, request.bytes)
   end
   step.group.seq = request.seq
-  producers.refresh(step, request.producer, args[5], tonumber(args[13]) or step.config.liveness_ms)
   queue.append(step, pool, request)
   rotation.gained_work(step, pool)
   pool.record.submitted = pool.record.submitted + 1
-  wake.ring(step)
+  step.admitted = step.admitted + 1
+  return "ADMITTED", request.deadline_ms, step.now, "", ""
+end
+
+local function run(keys, args)
+  if tonumber(args[1]) ~= schema.contract.version then
+    return faults.contract_mismatch(args[1], schema.contract.version)
+  end
+  local producer, session, liveness_ms, count = args[2], args[3], tonumber(args[4]), tonumber(args[5])
+  if not count or count < 1 or count > schema.limits.submit_max or #args ~= FIRST_REQUEST + count * REQUEST_LENGTH then
+    return faults.bad_argument("count", args[5],
+      "1 to " .. schema.limits.submit_max .. ", with " .. REQUEST_LENGTH .. " arguments each")
+  end
+  if not names.valid(producer) then return faults.bad_argument("producer", producer, names.ALLOWED) end
+  if not liveness_ms or liveness_ms < 1 then
+    return faults.bad_argument("liveness_ms", args[4], "a whole number from 1")
+  end
+  local step = state.begin(keys[1])
+  if not step then return faults.group_unknown(keys[1]) end
+  step.admitted = 0
+  local answer = {}
+  for index = 1, count do
+    local at = #answer
+    answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4], answer[at + 5] =
+      submit(step, read(args, index, step, producer))
+  end
+  if step.admitted > 0 then producers.refresh(step, producer, session, liveness_ms) end
+  wake.ring_for(step, step.admitted)
   state.save(step)
-  return { "ADMITTED", request.deadline_ms, step.now }
+  return answer
 end
 
 return { run = run }

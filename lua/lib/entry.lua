@@ -3,7 +3,7 @@
 local entry = {}
 
 function entry.encode(request)
-  return string.format("%d|%.0f|%.0f|%.0f|%d|%s", request.cost, request.seq, request.submitted_ms, request.deadline_ms,
+  return string.format("%d|%d|%d|%d|%d|%s", request.cost, request.seq, request.submitted_ms, request.deadline_ms,
     request.bytes, request.id)
 end
 

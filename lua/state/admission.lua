@@ -35,7 +35,7 @@ local function fate(step, pool, head, request)
   end
   if request.state ~= "queued" or request.seq ~= head.seq then return "tombstone" end
   if step.now >= request.deadline_ms then return "expired" end
-  if not request.envelope or not request.producer then return "malformed" end
+  if not request.envelope or not requests.body_is_whole(request) then return "malformed" end
   if not producers.alive(step, request.producer) then return "producer_gone" end
   return nil
 end
@@ -58,25 +58,19 @@ local function end_head(step, pool, head, request, ending)
   endings.finish(step, request, ending, { error_type = ending, error_message = GONE[ending] })
 end
 
--- Whether this call may end one more dead head; if not, it stops.
-local function may_end_one(budget)
-  if budget.dead == 0 then
-    budget.spent = true
-    return false
-  end
-  budget.dead = budget.dead - 1
-  return true
-end
-
 -- The first request of the pool that may launch, with its entry. Dead ones before it are ended, within the budget.
 local function live_head(step, pool, budget)
   while true do
     local head = queue.peek(step, pool)
     if not head then return nil end
-    local request = requests.get(step, head.id)
+    local request = requests.get_whole(step, head.id)
     local ending = fate(step, pool, head, request)
     if not ending then return head, request end
-    if not may_end_one(budget) then return nil end
+    if budget.dead == 0 then
+      budget.spent = true
+      return nil
+    end
+    budget.dead = budget.dead - 1
     end_head(step, pool, head, request, ending)
   end
 end
@@ -88,19 +82,13 @@ local function block_reason(step, pool)
   return endpoints.block_reason(endpoints.get(step, pool.config.endpoint))
 end
 
--- Pop the head and make the lease. False when its body has vanished: the request is ended like any dead head, within
--- the budget, and nothing is charged.
+-- Pop the head and make the lease. Returns the cost units it counts for.
 local function launch(step, pool, head, request, claim)
-  local body = requests.small_body(step, request, schema.limits.inline_body_bytes)
-  if body == "" and request.bytes > 0 and request.bytes <= schema.limits.inline_body_bytes then
-    if may_end_one(claim.budget) then end_head(step, pool, head, request, "malformed") end
-    return false
-  end
   local units = rotation.units(step, head)
   step.group.fence = step.group.fence + 1
   request.state, request.gateway, request.dispatcher = "leased", claim.gateway, claim.dispatcher
   request.fence, request.claimed_ms, request.attempt = step.group.fence, step.now, request.attempt + 1
-  request.endpoint, request.claim_nonce, request.body = pool.config.endpoint, claim.nonce, body
+  request.endpoint, request.claim_nonce = pool.config.endpoint, claim.nonce
   request.lease_until = step.now + step.config.lease_ms
   queue.drop_head(step, pool, head)
   queue.count_out(step, pool, request.bytes)
@@ -108,7 +96,7 @@ local function launch(step, pool, head, request, claim)
   slots.take(step, pool, endpoints.get(step, pool.config.endpoint), units)
   pool.record.reason, pool.record.reason_since = nil, nil
   claim.made[#claim.made + 1] = request
-  return true, units
+  return units
 end
 
 -- Serve the kept list's first pool. True if something moved.
@@ -132,13 +120,9 @@ local function serve_kept(step, claim, budget)
     rotation.park(step, pool, blocked)
     return true
   end
-  local launched, units = launch(step, pool, head, request, claim)
-  if launched then
-    drr.charge_protected(pool.record, units, step.config.cost_max)
-    rotation.after_launch(step, pool)
-  else
-    rotation.lost_work(step, pool)
-  end
+  local units = launch(step, pool, head, request, claim)
+  drr.charge_protected(pool.record, units, step.config.cost_max)
+  rotation.after_launch(step, pool)
   rotation.turn_kept(step, pool, pool.record.place == "line" and rotation.below_minimum(step, pool))
   return true
 end
@@ -167,10 +151,7 @@ local function visit(step, pool, claim, budget)
     rotation.park(step, pool, blocked)
     return
   end
-  if not launch(step, pool, head, request, claim) then
-    rotation.lost_work(step, pool)
-    return
-  end
+  launch(step, pool, head, request, claim)
   if drr_policy then drr.charge(pool.record, units) end
   rotation.after_launch(step, pool)
 end
@@ -180,7 +161,6 @@ end
 function admission.claim(step, claim, want)
   claim.made = {}
   local budget = { dead = schema.limits.dead_heads_max, barren = schema.limits.barren_visits_max }
-  claim.budget = budget
   local blocked = false
   while #claim.made < want and budget.barren > 0 and not budget.spent do
     if step.group.in_flight >= step.config.total_concurrent_dispatch then

@@ -3,7 +3,6 @@
 local keys = require("state.keys")
 local leases = require("state.leases")
 local requests = require("state.requests")
-local schema = require("schema")
 
 local answers = {}
 
@@ -25,10 +24,9 @@ function answers.recall(step, gateway, nonce)
   for _, pair in ipairs(answer.made) do ids[#ids + 1] = pair[1] end
   local ends = leases.ends(step, ids)
   for at, pair in ipairs(answer.made) do
-    local request = requests.get(step, pair[1])
+    local request = requests.get_whole(step, pair[1])
     if request and ends[at] and request.state == "leased" and request.fence == pair[2] then
       request.lease_until = ends[at]
-      request.body = requests.small_body(step, request, schema.limits.inline_body_bytes)
       made[#made + 1] = request
     end
   end

@@ -3,8 +3,8 @@ local schema = require("schema")
 
 local keys = {}
 
--- The literal pieces of each key, by root and name: derived from the schema only, so keeping them between calls holds no
--- state. Forgotten when a server serves more groups than this.
+-- The literal pieces of each key, by root and name: derived from the schema only, so keeping them between calls holds
+-- no state. Forgotten when a server serves more groups than this.
 local ROOTS_MAX = 1000
 local pieces, roots = {}, 0
 

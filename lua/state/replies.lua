@@ -12,10 +12,10 @@ local function header(step, request, ending, by_reference)
   local waited_until, execution_ms = step.now, ""
   if request.state == "leased" then
     waited_until = request.claimed_ms
-    execution_ms = string.format("%.0f", step.now - request.claimed_ms)
+    execution_ms = string.format("%d", step.now - request.claimed_ms)
   end
-  local queue_ms = string.format("%.0f", waited_until - request.submitted_ms)
-  return string.format("%d|%.0f|terminal|%s|%s|%s|%d|%s|%s|%d", schema.contract.version, step.group.frame,
+  local queue_ms = string.format("%d", waited_until - request.submitted_ms)
+  return string.format("%d|%d|terminal|%s|%s|%s|%d|%s|%s|%d", schema.contract.version, step.group.frame,
     request.id, ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0)
 end
 

@@ -1,60 +1,60 @@
---- One request: its facts, its lease, its body, its deadline.
+--- One request: its record, its body, its deadline.
 --
--- The hash holds `state` and `ending` in words, and packed: `facts` (what never changes: pool, producer, nonce, cost, seq,
--- submitted_ms, deadline_ms, bytes, model, message_count) and `lease` (gateway, dispatcher, fence, claimed_ms, endpoint,
--- claim_nonce, attempt of the last claim). A small body stands in the hash as well, a large one under its own key.
+-- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
+-- deadline_ms, bytes, model, message_count; from the last claim: gateway, dispatcher, fence, claimed_ms, endpoint,
+-- claim_nonce, attempt), the producer's `envelope`, and `body` if it is small. A large body has its own key.
 local keys = require("state.keys")
 local schema = require("schema")
 
 local requests = {}
 
-local NO_LEASE = { gateway = "", dispatcher = "", fence = 0, claimed_ms = 0, endpoint = "", claim_nonce = "", attempt = 0 }
-
---- The request `id` as one table of facts, lease, state, envelope, body, cancel and ending, or nil when there is none.
--- `body` is "" unless it is small.
-function requests.get(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id),
-    "state", "facts", "lease", "envelope", "body", "cancel", "ending")
+local function unpack_request(id, found)
   if not found[1] or not found[2] then return nil end
   local request = cmsgpack.unpack(found[2])
-  for name, value in pairs(found[3] and cmsgpack.unpack(found[3]) or NO_LEASE) do request[name] = value end
-  request.id, request.state, request.envelope, request.body = id, found[1], found[4], found[5] or ""
-  request.cancel, request.ending = found[6], found[7]
+  request.id, request.state, request.envelope, request.cancel = id, found[1], found[3], found[4]
+  request.ending, request.body = found[5], found[6]
   return request
 end
 
---- State, nonce and deadline of the request `id`, or nil: what a submit needs to know of an earlier one.
-function requests.brief(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "facts")
-  if not found[1] or not found[2] then return nil end
-  local facts = cmsgpack.unpack(found[2])
-  return { state = found[1], nonce = facts.nonce, deadline_ms = facts.deadline_ms }
+--- The request `id` as one table, or nil when there is none. Without its body.
+function requests.get(step, id)
+  return unpack_request(id, server.call("HMGET", keys.of(step.root, "request", id),
+    "state", "record", "envelope", "cancel", "ending"))
 end
 
---- State, fence and cancel mark of a lease: what a renewal needs to know.
-function requests.lease_brief(step, id)
-  local found = server.call("HMGET", keys.of(step.root, "request", id), "state", "lease", "cancel")
-  return found[1] == "leased" and { fence = cmsgpack.unpack(found[2]).fence, cancel = found[3] } or nil
+--- The request `id` with its body ("" when it has its own key), to be leased or leased already.
+function requests.get_whole(step, id)
+  local request = unpack_request(id, server.call("HMGET", keys.of(step.root, "request", id),
+    "state", "record", "envelope", "cancel", "ending", "body"))
+  if request then request.body = request.body or "" end
+  return request
 end
 
 local function is_small(bytes)
   return bytes <= schema.limits.inline_body_bytes
 end
 
+--- Whether a small body is there in full. (A large one is read by the gateway, which notices.)
+function requests.body_is_whole(request)
+  return not is_small(request.bytes) or #request.body == request.bytes
+end
+
 --- Store a new request and its deadline. False when a body that should have been stored before is not there.
-function requests.admit(step, request, body)
-  local facts = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
+function requests.admit(step, request)
+  local record = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
     cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
-    bytes = request.bytes, model = request.model, message_count = request.message_count })
+    bytes = request.bytes, model = request.model, message_count = request.message_count, attempt = 0, fence = 0,
+    gateway = "", endpoint = "" })
   local request_key = keys.of(step.root, "request", request.id)
   if is_small(request.bytes) then
-    if #body ~= request.bytes then return false end
-    server.call("HSET", request_key, "state", "queued", "facts", facts, "envelope", request.envelope, "body", body)
+    if #request.body ~= request.bytes then return false end
+    server.call("HSET", request_key, "state", "queued", "record", record, "envelope", request.envelope,
+      "body", request.body)
   else
     local keep_until = request.deadline_ms + step.config.lease_ms + 60000
     local body_key = keys.of(step.root, "request_body", request.id, request.nonce)
     if server.call("PEXPIREAT", body_key, keep_until) == 0 then return false end
-    server.call("HSET", request_key, "state", "queued", "facts", facts, "envelope", request.envelope)
+    server.call("HSET", request_key, "state", "queued", "record", record, "envelope", request.envelope)
   end
   server.call("ZADD", keys.of(step.root, "deadlines"), request.deadline_ms, request.id)
   return true
@@ -65,21 +65,24 @@ function requests.forget_body(step, id, nonce, bytes)
   if not is_small(bytes) then server.call("UNLINK", keys.of(step.root, "request_body", id, nonce)) end
 end
 
-local function write_lease(step, request, state)
-  server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "lease", cmsgpack.pack({
-    gateway = request.gateway, dispatcher = request.dispatcher, fence = request.fence, claimed_ms = request.claimed_ms,
-    endpoint = request.endpoint, claim_nonce = request.claim_nonce, attempt = request.attempt }))
+local function write(step, request, state)
+  server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "record", cmsgpack.pack({
+    pool = request.pool, producer = request.producer, nonce = request.nonce, cost = request.cost, seq = request.seq,
+    submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms, bytes = request.bytes,
+    model = request.model, message_count = request.message_count, attempt = request.attempt, fence = request.fence,
+    gateway = request.gateway, dispatcher = request.dispatcher, endpoint = request.endpoint,
+    claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce }))
 end
 
 --- queued -> leased.
 function requests.lease(step, request)
-  write_lease(step, request, "leased")
+  write(step, request, "leased")
 end
 
 --- leased -> queued. Keeps the attempt.
 function requests.requeue(step, request)
-  request.gateway, request.dispatcher, request.fence, request.claim_nonce = "", "", 0, ""
-  write_lease(step, request, "queued")
+  request.gateway, request.dispatcher, request.fence, request.claim_nonce = "", nil, 0, nil
+  write(step, request, "queued")
 end
 
 --- Note that a running request should stop.

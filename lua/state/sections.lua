@@ -78,14 +78,13 @@ end
 local function request_row(step, id)
   local request = requests.get(step, id)
   if not request then return nil end
-  local about = requests.about(step, id)
   local leased = request.state == "leased"
   return {
     request_id = id, state = request.state, ending = request.ending or nil, pool_id = request.pool,
-    producer_id = request.producer, model = about.model, message_count = about.message_count, cost = request.cost,
+    producer_id = request.producer, model = request.model, message_count = request.message_count, cost = request.cost,
     attempt = request.attempt, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
     body_bytes = request.bytes, claimed_ms = leased and request.claimed_ms or nil,
-    gateway_id = leased and request.gateway or nil, dispatcher_id = leased and about.dispatcher or nil,
+    gateway_id = leased and request.gateway or nil, dispatcher_id = leased and request.dispatcher or nil,
     endpoint_id = leased and request.endpoint or nil, cancel_asked_by = request.cancel or nil,
   }
 end

@@ -5,6 +5,7 @@ local clock = require("state.clock")
 local endpoints = require("state.endpoints")
 local group = require("state.group")
 local pools = require("state.pools")
+local requests = require("state.requests")
 
 local step = {}
 
@@ -19,6 +20,7 @@ end
 function step.save(self)
   pools.save(self)
   endpoints.save(self)
+  requests.save(self)
   group.save(self.root, self.group)
 end
 

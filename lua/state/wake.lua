@@ -18,6 +18,15 @@ function wake.ring(step)
   if next(step.group.sleepers) then push(keys.of(step.root, "wake")) end
 end
 
+--- Ring for `count` requests that arrived together: a token each, but no more than gateways that wait.
+function wake.ring_for(step, count)
+  for _ in pairs(step.group.sleepers) do
+    if count <= 0 then break end
+    push(keys.of(step.root, "wake"))
+    count = count - 1
+  end
+end
+
 --- Tell one gateway to renew now.
 function wake.ring_gateway(step, gateway)
   push(keys.of(step.root, "wake_gateway", gateway))
