@@ -11,10 +11,13 @@ import structlog
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.config import GatewaySettings
-from dispatch.fabric.connecting import connect
+from dispatch.contract import CONTRACT_VERSION
+from dispatch.fabric.connecting import connect, require_same
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.functions import library_version
 from dispatch.gateway.endpoints import MAX_PAYLOAD_BYTES
 from dispatch.gateway.executors import Executor
+from dispatch.gateway.link import PROBLEMS
 from dispatch.gateway.service import Service
 from dispatch.gateway.status import GatewayStatus
 
@@ -172,6 +175,24 @@ class Gateway:
             heartbeat_age_s=None if last is None else asyncio.get_running_loop().time() - last,
             settled=dict(service.claims.answers),
         )
+
+    async def check(self, within_s: float) -> str:
+        """Ask now whether the fabric group can be used. Returns "" or why not; raises nothing for what is found.
+
+        A library of the same contract but another text is no reason: old gateways go on while a new one is rolled out.
+        """
+        if self._service is None:
+            return "the gateway does not run"
+        link = self._service.link
+        with anyio.move_on_after(within_s):
+            try:
+                found = await link.connection.run(link.group, library_version())
+                if found.contract != CONTRACT_VERSION:
+                    require_same(found)
+            except PROBLEMS as error:
+                return str(error)
+            return ""
+        return f"Valkey has not answered for {within_s:g} s"
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
         try:
