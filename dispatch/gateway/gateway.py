@@ -65,7 +65,7 @@ class Gateway:
             ConfigurationError: a setting is missing or wrong (named), or the login was refused.
             LibraryProblem: the server's library is missing or another one; names the command to run.
             FabricUnavailable: Valkey does not answer.
-            RuntimeError: it is started already.
+            RuntimeError: it is started already, or was stopped meanwhile.
         """
         if self._task is not None:
             raise RuntimeError("this gateway is started already")
@@ -100,7 +100,9 @@ class Gateway:
         task = self._task
         if task is None:
             return
-        if self._service is not None:
+        if self._service is None:
+            task.cancel()  # it starts still, or has ended
+        else:
             self._service.drain((self.settings.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000)
         with anyio.CancelScope(shield=True):
             await asyncio.wait({task})
@@ -204,7 +206,8 @@ class Gateway:
             log.exception("gateway_failed", gateway=self.settings.gateway_id)
             raise
         except BaseException:
-            ready.cancel()
+            if not ready.done():
+                ready.set_exception(RuntimeError("the gateway was stopped while it started"))
             raise
 
     async def _connected(self, ready: asyncio.Future[None]) -> None:
