@@ -83,12 +83,12 @@ def read_document(body: bytes) -> Document | None:
     except msgspec.DecodeError:
         pass
     try:
-        return _decode(_without_lone_surrogates(body))
+        return _decode(without_lone_surrogates(body))
     except (msgspec.MsgspecError, RecursionError):
         return None
 
 
-def _without_lone_surrogates(body: bytes) -> bytes:
+def without_lone_surrogates(body: bytes) -> bytes:
     """Return a copy for reading in which halves of surrogate pairs are U+FFFD; whole pairs and other escapes stay."""
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body)
 

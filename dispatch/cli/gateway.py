@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from dispatch.cli.serving import serve
 from dispatch.config import GatewaySettings
 from dispatch.telemetry.logs import set_up_logging
 
@@ -80,5 +79,8 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
     if not settings.enabled:
         typer.echo("queueing is disabled (DISPATCH_ENABLED): nothing is started", err=True)
         return
+    # Only now: the HTTP stack takes a second to load, and what is wrong with a setting is said at once.
+    from dispatch.cli.serving import serve  # noqa: PLC0415 - see above
+
     options = {"use_uvloop": sys.platform != "win32"}
     anyio.run(serve, settings, backend="asyncio", backend_options=options)

@@ -20,8 +20,8 @@ from dispatch.config.files import read_mapping
 from dispatch.contract.names import check_name
 from dispatch.errors import ConfigurationError, InvalidRequest
 
-SLOTS_MAX = 4096
-"""One heartbeat names every held lease; equal to `[limits] renew_max` of the schema (a test holds them together)."""
+SLOTS_MAX = 2048
+"""One heartbeat names every held lease, and those it finds out about: well below `[limits] renew_max` of the schema."""
 
 _PREFIX = "DISPATCH_"
 _VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss")

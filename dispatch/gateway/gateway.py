@@ -11,10 +11,13 @@ import structlog
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.config import GatewaySettings
-from dispatch.fabric.connecting import connect
+from dispatch.contract import CONTRACT_VERSION
+from dispatch.fabric.connecting import connect, require_same
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.functions import library_version
 from dispatch.gateway.endpoints import MAX_PAYLOAD_BYTES
 from dispatch.gateway.executors import Executor
+from dispatch.gateway.link import PROBLEMS
 from dispatch.gateway.service import Service
 from dispatch.gateway.status import GatewayStatus
 
@@ -62,7 +65,7 @@ class Gateway:
             ConfigurationError: a setting is missing or wrong (named), or the login was refused.
             LibraryProblem: the server's library is missing or another one; names the command to run.
             FabricUnavailable: Valkey does not answer.
-            RuntimeError: it is started already.
+            RuntimeError: it is started already, or was stopped meanwhile.
         """
         if self._task is not None:
             raise RuntimeError("this gateway is started already")
@@ -97,7 +100,9 @@ class Gateway:
         task = self._task
         if task is None:
             return
-        if self._service is not None:
+        if self._service is None:
+            task.cancel()  # it starts still, or has ended
+        else:
             self._service.drain((self.settings.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000)
         with anyio.CancelScope(shield=True):
             await asyncio.wait({task})
@@ -173,6 +178,24 @@ class Gateway:
             settled=dict(service.claims.answers),
         )
 
+    async def check(self, within_s: float) -> str:
+        """Ask now whether the fabric group can be used. Returns "" or why not; raises nothing for what is found.
+
+        A library of the same contract but another text is no reason: old gateways go on while a new one is rolled out.
+        """
+        if self._service is None:
+            return "the gateway does not run"
+        link = self._service.link
+        with anyio.move_on_after(within_s):
+            try:
+                found = await link.connection.run(link.group, library_version())
+                if found.contract != CONTRACT_VERSION:
+                    require_same(found)
+            except PROBLEMS as error:
+                return str(error)
+            return ""
+        return f"Valkey has not answered for {within_s:g} s"
+
     async def _live(self, ready: asyncio.Future[None]) -> None:
         try:
             await self._connected(ready)
@@ -183,7 +206,8 @@ class Gateway:
             log.exception("gateway_failed", gateway=self.settings.gateway_id)
             raise
         except BaseException:
-            ready.cancel()
+            if not ready.done():
+                ready.set_exception(RuntimeError("the gateway was stopped while it started"))
             raise
 
     async def _connected(self, ready: asyncio.Future[None]) -> None:

@@ -86,8 +86,8 @@ class Heart:
                     next_end = min(next_end, held.ends_at)
             await anyio.sleep(next_end - now)
 
-    async def beat(self) -> None:
-        """Send one heartbeat and act on its answer.
+    async def beat(self, *, last: bool = False) -> None:
+        """Send one heartbeat and act on its answer. The last one says that there are no slots here any more.
 
         Raises:
             FabricError, ConfigurationError: what the connection says.
@@ -99,7 +99,7 @@ class Heart:
             host=me.host,
             pid=me.pid,
             version=package_version(),
-            slots=me.slots,
+            slots=0 if last else me.slots,
             held=tuple((one.lease.request_id, one.lease.fence) for one in held),
             nonces=self._claims.outstanding,
             started_ms=me.started_ms,

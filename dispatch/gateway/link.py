@@ -46,6 +46,7 @@ class Link:
         self.reachable = True
         self.since = time.time()
         self.problem = ""
+        self._kind: type[DispatchError] | None = None
         self.on_group_unknown: Callable[[], Awaitable[None]] | None = None
 
     async def once(self, call: FunctionCall[T]) -> Answer[T]:
@@ -73,12 +74,11 @@ class Link:
 
     def lost(self, error: DispatchError) -> None:
         """Note that something did not get through; the next call that does takes it back."""
-        text = str(error)
-        if self.reachable or text != self.problem:
-            log.warning("fabric_unusable", group=self.group, problem=text, kind=type(error).__name__)
+        if self.reachable or type(error) is not self._kind:
+            log.warning("fabric_unusable", group=self.group, problem=str(error), kind=type(error).__name__)
         if self.reachable:
             self.reachable, self.since = False, time.time()
-        self.problem = text
+        self.problem, self._kind = str(error), type(error)
 
     async def _insist(self, send: Callable[[], Awaitable[T]], refused: tuple[type[DispatchError], ...]) -> Answer[T]:
         delay = _FIRST_DELAY_S

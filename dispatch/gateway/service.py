@@ -16,6 +16,7 @@ from dispatch.gateway.heartbeat import Heart
 from dispatch.gateway.holdings import Holdings
 from dispatch.gateway.identity import Identity
 from dispatch.gateway.link import PROBLEMS, Link
+from dispatch.gateway.naming import require_free_id
 from dispatch.gateway.runs import Runner
 from dispatch.gateway.settling import Settler
 
@@ -46,7 +47,7 @@ class Service:
         self._patience = anyio.CancelScope()
 
     async def prepare(self) -> None:
-        """Verify the library, have a config, register.
+        """Verify the library, have a config, be sure of the name, register.
 
         Raises:
             ConfigurationError, LibraryProblem, FabricError: what is in the way.
@@ -54,6 +55,7 @@ class Service:
         await verify_library(self.link.connection, self.link.group)
         await read_or_make_config(self.endpoints, self.link, self._settings)
         self.link.on_group_unknown = lambda: make_default_config(self.link, self._settings)
+        await require_free_id(self.link, self.claims.identity, self.endpoints.lease_ms)
         await self.heart.beat()
 
     async def serve(self) -> None:
@@ -104,6 +106,6 @@ class Service:
 
     async def _last_beat(self) -> None:
         try:
-            await self.heart.beat()
+            await self.heart.beat(last=True)
         except PROBLEMS as error:
             log.debug("last_heartbeat_failed", error=str(error))

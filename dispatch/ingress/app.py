@@ -74,7 +74,7 @@ def create_app(state: IngressState) -> FastAPI:
     @app.get("/readyz", response_class=Response)
     async def readyz() -> Response:
         """Say whether this gateway takes calls, and why not."""
-        ready, body = readiness(state.gateway.status())
+        ready, body = await readiness(state.gateway, state.settings.ready_timeout_s)
         return Response(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, media_type=JSON)
 
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from dispatch.gateway.status import GatewayStatus
+from dispatch.ingress.state import Host
 
 
-def readiness(status: GatewayStatus) -> tuple[bool, bytes]:
-    """Return whether calls can be served now, and the JSON that says so (`ready`, `reason` and the status)."""
+async def readiness(gateway: Host, within_s: float) -> tuple[bool, bytes]:
+    """Return whether calls can be served now, and the JSON that says so (`ready`, `reason` and the status).
+
+    Valkey is asked, so that an idle gateway does not call itself ready while its server stands still.
+    """
+    status = gateway.status()
     reason = _reason(status)
+    if reason is None and (problem := await gateway.check(within_s)):
+        reason = f"the fabric group cannot be used: {problem}"
     facts = {
         "ready": reason is None,
         "reason": reason,

@@ -35,6 +35,10 @@ class Host(Protocol):
         """Say how it stands now. Asks nobody."""
         ...
 
+    async def check(self, within_s: float) -> str:
+        """Ask now whether the fabric group can be used. Returns "" or why not."""
+        ...
+
     async def endpoints(self) -> tuple[Endpoint, ...]:
         """Return the endpoints that this process can call."""
         ...
@@ -49,7 +53,7 @@ class IngressSettings:
     the time that it takes at `upload_rate` (bytes a second) on top.
     `body_idle_s` and `body_total_s` bound the pauses and the whole of an upload.
     `drain_max_bytes` and `drain_max_s` bound what is read of a body after it was refused, so that a client that still
-    sends gets to read why.
+    sends gets to read why. `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`.
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024
@@ -60,6 +64,7 @@ class IngressSettings:
     drain_max_bytes: int = 64 * 1024 * 1024
     drain_max_s: float = 30.0
     models_timeout_s: float = 5.0
+    ready_timeout_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

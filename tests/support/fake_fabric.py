@@ -87,6 +87,7 @@ class FakeFabric:
         self.wants: list[int] = []
         self.batches: list[int] = []
         self.beats: list[list[Any]] = []
+        self.gateways: dict[str, dict[str, Any]] = {}
         self.down = False
         self.faults: list[Fault] = []
         self.poison = ""
@@ -225,8 +226,10 @@ class FakeFabric:
         return [b"APPLIED", self.generation, args[3].encode(), now_ms()]
 
     def _fabric_snapshot(self, args: list[Any]) -> bytes:
-        assert args[0] == "config"
         self._known()
+        if args[0] == "gateways":
+            return json.dumps({"rows": list(self.gateways.values()), "cursor": ""}).encode()
+        assert args[0] == "config"
         return json.dumps({"generation": self.generation, "document": self.document}).encode()
 
     def _lease_claim(self, args: list[Any]) -> list[Any]:
@@ -248,6 +251,8 @@ class FakeFabric:
     def _lease_renew(self, args: list[Any]) -> list[Any]:
         self._known()
         self.beats.append(args)
+        about = {"gateway_id": args[0], "host": args[1], "pid": args[2], "slots": args[4], "beat_ms": now_ms()}
+        self.gateways[args[0]] = about
         nonces = args[8 : 8 + args[7]]
         cells = args[9 + args[7] :]
         named = {cells[at]: cells[at + 1] for at in range(0, len(cells), 2)}

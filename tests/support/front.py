@@ -59,6 +59,11 @@ class FakeGateway:
     max_payload_bytes: int = 16 * 1024 * 1024
     listed: tuple[Endpoint, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+    async def check(self, within_s: float) -> str:
+        assert within_s > 0
+        return self.problem
 
     def status(self) -> GatewayStatus:
         fixed = {"gateway_id": "gw-1", "fabric_group": "g", "enabled": True, "running": True, "slots": 8}

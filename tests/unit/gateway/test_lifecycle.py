@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -286,3 +288,52 @@ async def test_a_bug_in_a_loop_ends_the_gateway_visibly_and_settles(
     assert fabric.ending(request_id) == "lost"
     with pytest.raises(BaseExceptionGroup):
         await gateway.stop()
+
+
+async def test_an_id_that_another_living_process_uses_is_refused() -> None:
+    fabric = FakeFabric(lease_ms=1500)
+    fabric.gateways["gw"] = {"gateway_id": "gw", "host": "elsewhere", "pid": 7, "slots": 4, "beat_ms": 1}
+
+    async def beats() -> None:
+        await asyncio.sleep(0.3)
+        fabric.gateways["gw"]["beat_ms"] = 2
+
+    beating = asyncio.create_task(beats())
+    with pytest.raises(ConfigurationError, match=r"DISPATCH_GATEWAY_ID.*'gw'.*process 7 on host elsewhere"):
+        await make_gateway(fabric, HeldExecutor()).start()
+    await beating
+    assert not fabric.beats
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"host": "elsewhere", "pid": 7, "slots": 0},
+        {"host": "elsewhere", "pid": 7, "slots": 4},
+        {"host": socket.gethostname(), "pid": 2**22 + 1, "slots": 4},
+    ],
+    ids=["left", "silent", "dead"],
+)
+async def test_an_id_of_a_process_that_is_gone_is_free(entry: dict[str, Any]) -> None:
+    fabric = FakeFabric(lease_ms=600)
+    fabric.gateways["gw"] = {"gateway_id": "gw", "beat_ms": 1} | entry
+    started = time.monotonic()
+    async with make_gateway(fabric, HeldExecutor()):
+        assert (time.monotonic() - started > 0.25) == (entry["slots"] == 4 and entry["host"] == "elsewhere")
+    assert fabric.gateways["gw"]["slots"] == 0
+
+
+async def test_stopping_it_while_it_starts_ends_the_start(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(fabric, "run", never)
+    gateway = make_gateway(fabric, HeldExecutor())
+    starting = asyncio.create_task(gateway.start())
+    await waits.wait()
+    await gateway.stop()
+    with pytest.raises(RuntimeError, match="stopped while it started"):
+        await starting

@@ -122,6 +122,13 @@ async def test_readyz_says_whether_and_why_not(
     assert (document["gateway_id"], document["fabric_group"], document["slots"]) == ("gw-1", "g", 8)
 
 
+async def test_readyz_asks_the_server(http: httpx.AsyncClient, gateway: FakeGateway) -> None:
+    gateway.problem = "it stands still"
+    answer = await http.get("/readyz")
+    assert answer.status_code == 503
+    assert "it stands still" in answer.json()["reason"]
+
+
 async def test_the_control_routes_are_described(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
     assert {"/healthz", "/readyz", "/v1/models"} <= set(document["paths"])
