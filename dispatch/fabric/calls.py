@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from dispatch.errors import DispatchError
 from dispatch.fabric.schema import root
 
 T = TypeVar("T")
@@ -19,7 +20,10 @@ FUNCTION_PREFIX = "dispatch_"
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Generic[T_co]):
-    """One FCALL. `function` is without the `dispatch_` prefix; `decode` turns the server's answer into a record."""
+    """One FCALL. `function` is without the `dispatch_` prefix; `decode` turns the server's answer into a record.
+
+    `decode` raises what the answer says of a broken promise (the fault of one submit).
+    """
 
     function: str
     args: Sequence[Argument]
@@ -30,3 +34,10 @@ class FunctionCall(Generic[T_co]):
         """Return the whole server command that runs this call for `group`."""
         name = "FCALL_RO" if self.read_only else "FCALL"
         return [name, FUNCTION_PREFIX + self.function, 1, root(group), *self.args]
+
+    def outcome(self, answer: Any) -> T_co | DispatchError:
+        """Decode the answer; an error that it tells of is returned, not raised (one of many in a round trip)."""
+        try:
+            return self.decode(answer)
+        except DispatchError as error:
+            return error

@@ -131,7 +131,7 @@ class GlideConnection:
     def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
         if isinstance(answer, glide.RequestError):
             return _read(answer, self._address, call.function)
-        return call.decode(answer)
+        return call.outcome(answer)
 
 
 class GlideWaiter:

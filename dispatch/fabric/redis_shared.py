@@ -61,4 +61,4 @@ def outcome(call: FunctionCall[T], answer: Any, address: Address) -> T | Dispatc
     """Return what one call of a pipeline came to: its decoded answer, or the error that stands in its place."""
     if isinstance(answer, Exception):
         return read_error(answer, address, call.function)
-    return call.decode(answer)
+    return call.outcome(answer)

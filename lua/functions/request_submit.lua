@@ -5,8 +5,9 @@
 --          ("" = none), timeout_ms ("" = the pool's default), body_bytes, envelope, body ("" when it is larger than
 --          inline_body_bytes and was stored by SET before)
 -- Answers: per request five cells: ADMITTED deadline_ms server_ms "" "" | EXISTS state "" "" "" |
---          REFUSED reason value limit retry_after_ms (-1 = unknown) | FAULT error-text "" "" ""
--- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT (what is about one request stands in its FAULT)
+--          REFUSED reason value limit retry_after_ms (-1 = unknown) |
+--          FAULT text "" "" "" (an error that is about this request alone)
+-- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
 -- Moves:   none -> queued
 -- Touches: group, pool, request, request_body, requests, deadlines, rotation, kept, heads, alive, wake
 -- Flags:   (none)
@@ -48,13 +49,13 @@ end
 
 -- What is wrong with one request's arguments, as an error text.
 local function problem(request)
-  if not names.valid(request.id) then return faults.argument_text("request_id", request.id, names.ALLOWED) end
-  if not names.valid(request.nonce) then return faults.argument_text("nonce", request.nonce, names.ALLOWED) end
+  if not names.valid(request.id) then return faults.texts.bad_argument("request_id", request.id, names.ALLOWED) end
+  if not names.valid(request.nonce) then return faults.texts.bad_argument("nonce", request.nonce, names.ALLOWED) end
   if not request.bytes or request.bytes < 0 then
-    return faults.argument_text("body_bytes", request.bytes, "a whole number from 0")
+    return faults.texts.bad_argument("body_bytes", request.bytes, "a whole number from 0")
   end
   if request.timeout_text ~= "" and not (request.timeout_ms and request.timeout_ms >= 1) then
-    return faults.argument_text("timeout_ms", request.timeout_text, "a whole number from 1")
+    return faults.texts.bad_argument("timeout_ms", request.timeout_text, "a whole number from 1")
   end
   return nil
 end
@@ -81,7 +82,9 @@ local function submit(step, request)
     return "EXISTS", earlier.state, "", "", ""
   end
   local pool = pools.get(step, request.pool)
-  if not pool then return "FAULT", faults.pool_text(request.pool, group.details(step.root).pools), "", "", "" end
+  if not pool then
+    return "FAULT", faults.texts.pool_unknown(request.pool, group.details(step.root).pools), "", "", ""
+  end
   local reason, value, limit = refusal(step, pool, request.bytes)
   if reason then return refuse(step, pool, request, reason, value, limit) end
 

@@ -1,14 +1,14 @@
 --- Error replies: a promise the caller broke. The first word is the code; Python maps it to an exception.
-local faults = {}
+-- `texts`: an error about one item of a batch stands in its answer, as text of the same form.
+local faults = { texts = {} }
 
---- The text of an error about one argument; for a batch, whose items have their own errors.
-function faults.argument_text(name, value, allowed)
+function faults.texts.bad_argument(name, value, allowed)
   local shown = string.gsub(string.sub(tostring(value), 1, 100), "[%c]", "?")
   return string.format('BAD_ARGUMENT %s is "%s"; allowed: %s', name, shown, allowed)
 end
 
 function faults.bad_argument(name, value, allowed)
-  return server.error_reply(faults.argument_text(name, value, allowed))
+  return server.error_reply(faults.texts.bad_argument(name, value, allowed))
 end
 
 function faults.group_unknown(root)
@@ -20,7 +20,7 @@ function faults.contract_mismatch(theirs, ours)
     tostring(theirs), ours))
 end
 
-function faults.pool_text(pool, known)
+function faults.texts.pool_unknown(pool, known)
   local shown = {}
   for at = 1, math.min(#known, 20) do shown[at] = known[at] end
   return string.format('POOL_UNKNOWN pool "%s" is not configured; known: %s', pool, table.concat(shown, ", "))
