@@ -24,9 +24,10 @@ class BodyTooSlow(Exception):
 
 
 class Held:
-    """The bodies this process holds, in bytes. Used by one event loop."""
+    """The bodies this process holds, in bytes. Used by one event loop. `turn` is for whoever works on a large one."""
 
     def __init__(self, limit_bytes: int) -> None:
+        self.turn = anyio.Lock()
         self._limit = limit_bytes
         self.bytes = 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import anyio
+import anyio.lowlevel
 import structlog
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,7 @@ from dispatch.producer.options import CallOptions
 
 log = structlog.get_logger(__name__)
 
+_LARGE_BYTES = 256 * 1024
 _TOO_SLOW = rejected(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "the body did not come within its time")
 
 
@@ -81,7 +83,7 @@ class CallRoute:
         options = call_options(incoming.headers, incoming.pool, admission_ms)
         with self._held.share() as share:
             body = await upload.read(gateway.max_payload_bytes, share)
-            call = read_call(self._operation, body)
+            call = await self._read(body)
             if call.stream:
                 raise InvalidRequest(
                     "streaming is not available yet: leave 'stream' out or send false",
@@ -89,6 +91,19 @@ class CallRoute:
                     code="streaming_unavailable",
                 )
             return await self._call(incoming.receive, call, options)
+
+    async def _read(self, body: bytes) -> Call:
+        """Read the call. Large ones take turns, each followed by a turn of the event loop: together they would stop it.
+
+        Raises:
+            InvalidRequest: see `read_call`.
+        """
+        if len(body) < _LARGE_BYTES:
+            return read_call(self._operation, body)
+        async with self._held.turn:
+            call = read_call(self._operation, body)
+            await anyio.lowlevel.checkpoint()
+        return call
 
     async def _call(self, receive: Receive, call: Call, options: CallOptions) -> Reply:
         """Call while watching the connection; whichever ends first ends the other."""
