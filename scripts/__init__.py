@@ -1,0 +1,1 @@
+"""The contributor's interface: setup, dev, test, check, bench."""
