@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +24,8 @@ from dispatch.producer.client import DispatchClient
 log = structlog.get_logger(__name__)
 
 _BACKLOG = 2048
-# What is left of the two seconds a stop may take beyond the drain, when the gateway's own part is over.
+# Parts of the two seconds that a stop may take beyond the drain.
+_BROKEN_OFF_TOLD_S = 0.3
 _CLIENT_CLOSE_MS = 300
 _LAST_ANSWERS_S = 0.2
 
@@ -71,7 +73,7 @@ class _Process:
         async for number in signals:
             log.info("signal_received", signal=number.name, again=self._stop.is_set())
             if self._stop.is_set():
-                self._patience.cancel()
+                self._hurry(0)
                 await self._gateway.stop(timeout_ms=0)
             self._stop.set()
             if not self._started:
@@ -94,16 +96,27 @@ class _Process:
             tasks.start_soon(self._serve_http, server)
             tasks.start_soon(self._stop_with_the_gateway)
             log.info("listening", url=_url(self._listener), group=self._settings.fabric_group)
+            gc.collect()
+            gc.freeze()  # what is loaded by now stays: no collection walks through it again, nor the one at the exit
             await self._stop.wait()
-            server.should_exit = True  # no new connections; answers under way go on
-            self._patience.deadline = anyio.current_time() + self._settings.drain_timeout_ms / 1000
-            await self._gateway.stop()
-            with self._patience:  # what other gateways run for our callers
+            await self._end(server, client)
+            tasks.cancel_scope.cancel()
+
+    async def _end(self, server: _HttpServer, client: DispatchClient) -> None:
+        server.should_exit = True  # no new connections; answers under way go on
+        self._hurry(self._settings.drain_timeout_ms)
+        async with anyio.create_task_group() as stopping:
+            stopping.start_soon(self._gateway.stop)
+            with self._patience:  # what runs here, and what other gateways run for our callers
+                await self._gateway.wait_stopped()
                 await self._http_done.wait()
             await client.aclose()  # callers that still wait are told
-            with anyio.move_on_after(_LAST_ANSWERS_S):
-                await self._http_done.wait()
-            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(_LAST_ANSWERS_S):
+            await self._http_done.wait()
+
+    def _hurry(self, drain_ms: int) -> None:
+        ends_at = anyio.current_time() + drain_ms / 1000 + _BROKEN_OFF_TOLD_S
+        self._patience.deadline = min(self._patience.deadline, ends_at)
 
     async def _serve_http(self, server: _HttpServer) -> None:
         await server.serve([self._listener])

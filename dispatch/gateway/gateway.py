@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from types import TracebackType
 from typing import Self
 
@@ -203,7 +204,9 @@ class Gateway:
             if not ready.done():
                 ready.set_exception(error)  # `start` raises it
                 return
-            log.exception("gateway_failed", gateway=self.settings.gateway_id)
+            # As text: where logging is not set up, structlog would show local variables, which hold bodies.
+            trace = traceback.format_exc()
+            log.error("gateway_failed", gateway=self.settings.gateway_id, trace=trace)  # noqa: TRY400 - see above
             raise
         except BaseException:
             if not ready.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 
 import msgspec
 import structlog
@@ -113,8 +114,10 @@ class Runner:
                 raise
         except EndpointUnusable as error:
             self._conclude(held, self._settler.failed(held.lease, error.error_type, str(error)))
-        except Exception:  # an executor's fault ends one request, never the gateway
-            log.exception("run_failed", request_id=held.lease.request_id, pool_id=held.lease.pool_id)
+        except Exception:  # noqa: BLE001 - an executor's fault ends one request, never the gateway
+            # As text: where logging is not set up, structlog would show local variables, which hold the body.
+            trace = traceback.format_exc()
+            log.error("run_failed", request_id=held.lease.request_id, trace=trace)  # noqa: TRY400 - see above
             message = "the gateway failed while it ran the request; its log says more"
             self._conclude(held, self._settler.failed(held.lease, "gateway_fault", message))
         else:

@@ -16,6 +16,7 @@ log = structlog.get_logger(__name__)
 _WAIT_S = 20.0
 _PROBE_S = 0.05
 _RETRY_S = 0.25
+_CLOSE_S = 0.2
 
 
 class TokenListener:
@@ -61,7 +62,7 @@ class TokenListener:
                     while self._armed and not self._owed:
                         await self._listen(waiter)
         finally:
-            with anyio.move_on_after(1, shield=True):
+            with anyio.move_on_after(_CLOSE_S, shield=True):
                 await waiter.aclose()
                 await self._pay_back()
 

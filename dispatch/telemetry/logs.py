@@ -30,7 +30,9 @@ def set_up_logging(log_format: LogFormat = "auto", level: LogLevel = "info") -> 
     ]
     ending: list[Processor]
     if console:
-        ending = [structlog.dev.ConsoleRenderer(colors=terminal, pad_event_to=28)]
+        # Plain: the rich form shows local variables, and those hold bodies and keys.
+        plain = structlog.dev.plain_traceback
+        ending = [structlog.dev.ConsoleRenderer(colors=terminal, pad_event_to=28, exception_formatter=plain)]
     else:
         ending = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
     structlog.configure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -91,7 +92,9 @@ async def test_killed_it_leaves_no_slot_taken_and_its_callers_are_told(
                 assert await second.ended(3) == 0
 
 
-@pytest.mark.parametrize("phase", range(4))
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=[pytest.mark.long] if phase > 1 else []) for phase in range(20)]
+)
 async def test_a_drain_returns_the_rest_in_order_with_no_attempt_counted(
     valkey: ValkeyProcess, connection: Connection, phase: int
 ) -> None:
@@ -173,6 +176,29 @@ async def test_http_callers_in_the_queue_are_told_when_it_stops(valkey: ValkeyPr
             assert statuses[-1] == 503
         with eye(valkey.url) as other:
             await until(lambda: other.zcard(key(group, "leases")) == 0)
+
+
+@pytest.mark.parametrize("client", ["glide", "redis"])
+async def test_it_ends_in_time_also_when_the_server_stands_still(
+    start_valkey: Callable[..., ValkeyProcess], client: str
+) -> None:
+    server = start_valkey()
+    async with StubBackend(answer_after(30)) as stub:
+        group = group_at(server, stub)
+        async with GatewayProcess(server.url, group, drain_timeout_ms=300, valkey_client=client) as gateway:
+            call = asyncio.create_task(post(gateway.url))
+            await until(lambda: len(stub.requests) == 1)
+            server.pause()
+            try:
+                gateway.signal(signal.SIGTERM)
+                sent = time.monotonic()
+                assert await gateway.ended(4) == 0
+                assert time.monotonic() - sent < 2.4, gateway.stderr
+            finally:
+                server.resume()
+            assert "Traceback" not in gateway.stderr
+            with contextlib.suppress(httpx.HTTPError):  # its outcome cannot be known in time
+                assert (await call).status_code in (502, 503)
 
 
 async def test_a_signal_while_it_starts_ends_it_at_once(start_valkey: Callable[..., ValkeyProcess]) -> None:
