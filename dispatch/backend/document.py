@@ -7,6 +7,7 @@ them. Nothing here raises for what a backend wrote.
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from dispatch.contract import Usage
 
 _BOM = b"\xef\xbb\xbf"
 _ABSENT = msgspec.Raw(b"null")
+_UTF8_PIECE_BYTES = 256 * 1024
 _MAX_TOKENS = 1_000_000_000_000
 _MAX_WORD_LENGTH = 128
 _MAX_SENTENCE_LENGTH = 2_000
@@ -71,11 +73,8 @@ _decode_choices = msgspec.json.Decoder(list[_Choice]).decode
 def read_document(body: bytes) -> Document | None:
     """Return the body's top level, or None when it is no JSON object (empty, cut, HTML, a bare value, not UTF-8)."""
     body = body.removeprefix(_BOM)
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError:
-            return None
+    if not _is_utf8(body):
+        return None
     try:
         return _decode(body)
     except (msgspec.ValidationError, RecursionError):
@@ -86,6 +85,21 @@ def read_document(body: bytes) -> Document | None:
         return _decode(without_lone_surrogates(body))
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def _is_utf8(body: bytes) -> bool:
+    """Check the bytes that the decoder skips; piece by piece, as a text takes up to four times its bytes."""
+    if body.isascii():
+        return True
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    try:
+        for start in range(0, len(view), _UTF8_PIECE_BYTES):
+            decoder.decode(view[start : start + _UTF8_PIECE_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def without_lone_surrogates(body: bytes) -> bytes:

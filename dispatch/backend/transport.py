@@ -53,6 +53,7 @@ def open_transport(*, secure: bool, proxy: str | None) -> AiohttpTransport:
         )
 
     return AiohttpTransport(
+        # Only spares it a trust store of its own: the session's connector has the say, and checks certificates.
         verify=False if context is None else context,
         trust_env=False,
         client=start_session,

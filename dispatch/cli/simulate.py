@@ -47,7 +47,7 @@ def simulate(  # noqa: PLR0913 - a command's options are its parameters
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 503. 0 = any number.")] = 1_000,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Median time to the first token.")] = 150,
     token_ms: Annotated[float, typer.Option(min=0, help="Median time of each further token.")] = 15,
-    spread: Annotated[float, typer.Option(min=0, help="Sigma of these lognormal times. 0 = always the median.")] = 0.3,
+    spread: Annotated[float, typer.Option(min=0, help="Sigma of these lognormal values. 0 = always the median.")] = 0.3,
     output_tokens: Annotated[int, typer.Option(min=1, help="Median length of a reply.")] = 64,
     slowdown: Annotated[
         float, typer.Option(min=0, help="A token's extra time for each other running sequence, as a share.")

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Self, cast
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
+
+CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
+"""A certificate for 127.0.0.1 that nobody trusts, with its key; valid from 2020 to 2120."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,10 @@ Answers = Script | Sequence[Script] | Callable[[SeenRequest], Script]
 
 
 class StubBackend:
-    """Listens on an ephemeral port of 127.0.0.1 while its context is open."""
+    """Listens on an ephemeral port of 127.0.0.1 while its context is open; `secure`: with TLS, see `CERTIFICATE`."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, *, secure: bool = False) -> None:
+        self._secure = secure
         self.connections: list[SeenConnection] = []
         self._answers = answers
         self._count = 0
@@ -112,7 +118,7 @@ class StubBackend:
     @property
     def url(self) -> str:
         """Base URL without a path."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._secure else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def requests(self) -> list[SeenRequest]:
@@ -135,7 +141,11 @@ class StubBackend:
         self._stack.callback(tasks.cancel_scope.cancel)
         tasks.start_soon(self._serve, tasks)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Wire(self), "127.0.0.1", 0, backlog=1024)
+        context = None
+        if self._secure:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE)
+        server = await loop.create_server(lambda: _Wire(self), "127.0.0.1", 0, backlog=1024, ssl=context)
         self._stack.callback(server.close)
         self.port = server.sockets[0].getsockname()[1]
         return self

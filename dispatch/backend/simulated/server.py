@@ -87,7 +87,7 @@ async def _served(app: SimulatedBackend, listener: socket.socket) -> AsyncIterat
             access_log=False,
             log_config=None,
             server_header=False,
-            date_header=True,
+            date_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=1,
         )
@@ -98,7 +98,7 @@ async def _served(app: SimulatedBackend, listener: socket.socket) -> AsyncIterat
         try:
             yield
         finally:
-            server.should_exit = True
+            server.stopping.set()
 
 
 class _Server(uvicorn.Server):
@@ -107,6 +107,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = anyio.Event()
+        self.stopping = anyio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,6 +117,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be stopped, instead of looking ten times a second; there is no date header to keep up."""
+        await self.stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for connection in list(self.server_state.connections):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import gzip
 import socket
@@ -12,10 +13,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dispatch.backend import EndpointClient
+from dispatch.backend import EndpointClient, transport
 from dispatch.backend.execution import ErrorType, Execution
 from tests.support.calls import COMPLETION, chat_call, endpoint_at
 from tests.support.stub import (
+    CERTIFICATE,
     Fin,
     Hold,
     Pause,
@@ -253,6 +255,30 @@ async def test_cancelling_closes_the_connection_at_once(client: EndpointClient, 
             await gone(stub.connections[0], 0.5)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_cancelled_task_closes_its_connection(
+    client: EndpointClient, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    transport._trust.cache_clear()
+    async with StubBackend(Script((Write(HEAD + b"content-length: 14\r\n\r\n{"), Hold())), secure=secure) as stub:
+        task = asyncio.create_task(client.execute(endpoint_at(stub.url), chat_call(), deadline_s=60))
+        await stub.until(lambda seen: bool(seen.requests))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gone(stub.connections[0], 0.5)
+    transport._trust.cache_clear()
+
+
+async def test_a_timeout_around_a_call_closes_its_connection(client: EndpointClient) -> None:
+    async with StubBackend(SILENT) as stub:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.execute(endpoint_at(stub.url), chat_call(), deadline_s=60)
+        await gone(stub.connections[0], 0.5)
+
+
 def sockets_to(port: int) -> list[str]:
     """Return the kernel's states of our sockets to the remote port `port`, without those in TIME_WAIT."""
     if not TCP_TABLE.exists():
@@ -278,6 +304,12 @@ async def test_an_answer_before_the_request_is_through_is_read(client: EndpointC
         await no_sockets_to(stub.port)
 
 
+def connections_in_use(client: EndpointClient) -> int:
+    [pool] = client._transports.values()
+    assert pool.client is not None
+    return len(pool.client.connector._acquired)
+
+
 async def test_a_storm_of_cancels_while_connecting_leaks_nothing(client: EndpointClient, full_port: int) -> None:
     hanging = endpoint_at(f"http://127.0.0.1:{full_port}", connect_timeout_ms=60_000)
     async with anyio.create_task_group() as tasks:
@@ -288,9 +320,7 @@ async def test_a_storm_of_cancels_while_connecting_leaks_nothing(client: Endpoin
     async with StubBackend(json_answer(COMPLETION)) as stub:
         execution = await client.execute(endpoint_at(stub.url), chat_call(), deadline_s=5)
         assert execution.outcome == "succeeded"
-    [transport] = client._transports.values()
-    assert transport.client is not None
-    assert transport.client.connector._acquired == set()
+    assert connections_in_use(client) == 0
     assert len(sockets_to(full_port)) <= 4  # those of the fixture
 
 
@@ -306,9 +336,7 @@ async def test_a_storm_of_cancels_at_every_moment_leaks_nothing(client: Endpoint
         async with anyio.create_task_group() as tasks:
             for number in range(200):
                 tasks.start_soon(call, 0.0005 * number)
-        [transport] = client._transports.values()
-        assert transport.client is not None
-        assert transport.client.connector._acquired == set()
+        assert connections_in_use(client) == 0
         execution = await client.execute(endpoint, chat_call(), deadline_s=5)
         assert execution.outcome == "succeeded"
         assert stub.open_connections <= 200

@@ -9,10 +9,10 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from dispatch.backend import EndpointClient
+from dispatch.backend import EndpointClient, transport
 from dispatch.contract import Call, Operation
 from tests.support.calls import COMPLETION, chat_call, endpoint_at
-from tests.support.stub import Fin, Hold, Script, StubBackend, Write, answer_bytes, free_port, json_answer
+from tests.support.stub import CERTIFICATE, Fin, Hold, Script, StubBackend, Write, answer_bytes, free_port, json_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -171,6 +171,25 @@ async def test_a_proxy_that_is_away_is_said(client: EndpointClient, monkeypatch:
     assert "proxy" in execution.head.error.message
     assert "s3cret" not in execution.head.error.message
     assert execution.retryable is True
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_certificates_are_checked(client: EndpointClient, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    transport._trust.cache_clear()
+    try:
+        async with StubBackend(OK, secure=True) as stub:
+            execution = await client.execute(endpoint_at(stub.url, api_key="k"), chat_call(), deadline_s=5)
+            assert len(stub.requests) == trusted
+    finally:
+        transport._trust.cache_clear()
+    if trusted:
+        assert execution.outcome == "succeeded"
+        return
+    assert (execution.verdict, execution.retryable) == ("failure", True)
+    assert execution.head.error is not None
+    assert "certificate is not trusted" in execution.head.error.message
 
 
 async def test_netrc_is_not_read(
