@@ -273,3 +273,42 @@ async def test_pipelined_calls_are_answered_in_order(port: int, client: FakeClie
         while heard.count(b"HTTP/1.1 200") < 2 or not heard.endswith(b'"n"'):
             heard += await stream.receive()
         assert heard.index(b'"m"') < heard.index(b'"n"')
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        [b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAARAAAAAAAIAAAAA"],
+        [b"connection: upgrade, close", b"upgrade: websocket", b"sec-websocket-version: 13"],
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_offer_to_upgrade_is_ignored(port: int, client: FakeClient, offer: list[bytes], chunked: bool) -> None:
+    """Java's HTTP client makes one with every first request."""
+    data = padded(100_000)
+    wire = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if chunked else data
+    framing = [b"transfer-encoding: chunked"] if chunked else []
+    start = post(*offer, *framing, length=None if chunked else len(data))
+    for pieces in ([start + wire], [start, wire], [start[:80], start[80:] + wire[:10], wire[10:]]):
+        heard = await exchange(port, *pieces)
+        assert (heard.status, heard.body) == (200, OK_BODY)
+    assert [call.body for call, _ in client.calls] == [data] * 3
+
+
+async def test_a_connection_that_declined_an_upgrade_goes_on(port: int, client: FakeClient) -> None:
+    offer = post(b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMA") + BODY
+    stream = await anyio.connect_tcp("127.0.0.1", port)
+    async with stream:
+        for _ in range(2):
+            for request in (offer, post() + BODY):
+                await stream.send(request)
+                heard = b""
+                while not heard.endswith(OK_BODY):
+                    heard += await stream.receive()
+                assert heard.startswith(b"HTTP/1.1 200")
+    assert [call.body for call, _ in client.calls] == [BODY] * 4
+
+
+async def test_a_tunnel_is_refused(port: int) -> None:
+    heard = await exchange(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (heard.status, code(heard)) == (400, "invalid_http")
