@@ -18,6 +18,7 @@ from dispatch.config import GatewaySettings
 from dispatch.contract import Reply
 from dispatch.errors import RequestEnded
 from dispatch.fabric import functions
+from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.schema import LIMITS
 from dispatch.gateway import Executor, Gateway, NoopExecutor
@@ -183,29 +184,41 @@ async def test_a_cancelled_call_is_broken_off_at_the_endpoint(valkey: ValkeyProc
     assert executor.broken_off.total() == 1
 
 
-async def test_leases_of_a_claim_that_was_never_answered_are_run_within_a_heartbeat(
-    valkey: ValkeyProcess, connection: Connection
+class Dropping:
+    """A connection on which each claim is made once more before, under another nonce, and that answer is dropped."""
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+        self.dropped = 0
+
+    async def run(self, group: str, call: FunctionCall[Any]) -> Any:
+        if call.function == "lease_claim":
+            gateway_id, dispatcher_id, nonce, want = map(str, call.args)
+            before = functions.lease_claim(gateway_id, dispatcher_id, nonce=f"{nonce}-dropped", want=int(want))
+            self.dropped += len((await self._inner.run(group, before)).leases)
+        return await self._inner.run(group, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("slots", [64, 2], ids=["run", "some given back"])
+async def test_leases_of_a_claim_that_was_never_answered_are_found_within_a_heartbeat(
+    valkey: ValkeyProcess, connection: Connection, slots: int
 ) -> None:
     group = wide_group(valkey.url, lease_ms=3000)
-    executor = HeldExecutor(held=False)
+    executor, dropping = HeldExecutor(held=False), Dropping(connection)
     async with (
-        gateway_on(valkey.url, group, executor, gateway_id="one"),
+        gateway_on(valkey.url, group, executor, connection=dropping, slots=slots),
         DispatchClient(valkey.url, fabric_group=group) as client,
     ):
-        # Claimed in its name, by a call that it knows nothing of: as when an answer is lost for good.
-        await connection.run(group, functions.lease_claim("one", "one/x", nonce="lost-1", want=0))
-        race = asyncio.create_task(_claim_first(connection, group))
-        reply = await client.complete(model="m", messages=MESSAGES, timeout=20)
-        assert reply.succeeded
-        race.cancel()
-    assert max(executor.begun.values()) == 1
-
-
-async def _claim_first(connection: Connection, group: str) -> None:
-    while True:
-        claim = await connection.run(group, functions.lease_claim("one", "one/x", nonce=uuid.uuid4().hex, want=1))
-        if claim.leases:
-            return
+        started = time.monotonic()
+        replies = await complete(client, 6)
+        assert all(isinstance(one, Reply) and one.attempt == 1 for one in replies)
+        assert time.monotonic() - started < 2.9
+        await until_clean(connection, group)
+    assert dropping.dropped > 0
+    assert executor.begun.total() == 6
 
 
 @pytest.mark.parametrize("seed", range(3))
