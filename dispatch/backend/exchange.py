@@ -79,6 +79,7 @@ class _Reading:
         self.fields = decode_fields(response.headers.raw)
         limit, idle_ms = self._endpoint.max_response_bytes, self._endpoint.idle_timeout_ms
         encoded = first(self.fields, "content-encoding") != ""
+        streamed = first(self.fields, "content-type").lower().startswith("text/event-stream")
         pieces: list[bytes] = []
         complete = False
         try:
@@ -89,6 +90,8 @@ class _Reading:
                 self.received_bytes += len(piece)
                 if self.received_bytes > limit:
                     raise BodyTooLarge
+                if streamed and not pieces and not piece.lstrip().startswith(b"{"):
+                    return b""  # events that nobody asked for: closing stops them, reading on could last for ever
                 pieces.append(piece)
                 scope.deadline = self.next_deadline(idle_ms)
             # An answer that switches protocols is complete and still holds its connection.

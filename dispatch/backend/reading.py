@@ -223,11 +223,11 @@ def _said(endpoint: Endpoint, status: int) -> str:
 
 
 def _what_it_is(answer: Answer) -> str:
-    if not answer.body.strip():
-        return "an empty body"
     media = first(answer.fields, "content-type").partition(";")[0].strip().lower()
     if media == "text/event-stream":
         return "an event stream that was not asked for"
+    if not answer.body.strip():
+        return "an empty body"
     if is_json_type(media):
         return "broken JSON"
     return f"{media} content" if _MEDIA_TYPE.fullmatch(media) else "something"

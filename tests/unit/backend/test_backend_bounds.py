@@ -220,6 +220,19 @@ async def test_a_reply_beyond_the_bound_is_given_up(client: EndpointClient, answ
         await gone(stub.connections[0])
 
 
+async def test_a_stream_that_nobody_asked_for_is_ended_at_once(client: EndpointClient) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n\r\n"
+    event = (Write(b'data: {"choices":[]}\n\n'), Pause(0.05))
+    endless = Script((Write(head), *(event * 200)))
+    async with StubBackend(endless) as stub:
+        execution = await client.execute(endpoint_at(stub.url), chat_call(), deadline_s=9)
+        assert (execution.outcome, kind(execution)) == ("failed", ErrorType.UNREADABLE)
+        assert execution.execution_ms < 1_000
+        assert execution.head.error is not None
+        assert "event stream" in execution.head.error.message
+        await gone(stub.connections[0])
+
+
 async def test_a_reply_of_exactly_the_bound_is_whole(client: EndpointClient) -> None:
     body = b'{"a":"' + b"x" * 1_000_000 + b'"}'
     async with StubBackend(json_answer(body)) as stub:
