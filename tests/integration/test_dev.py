@@ -30,12 +30,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 SEED_POOLS = {"interactive": 4, "document-extract": 2, "backfill": 1, "default": 1}
 
 
-def refused(*options: str, environment: dict[str, str] | None = None) -> str:
+def refused(*options: str) -> str:
     """Run `dispatch dev` where it must refuse to start; returns its sentence."""
-    done = subprocess.run(
-        [*DISPATCH, "dev", *options], capture_output=True, text=True, timeout=20, check=False,
-        env=os.environ | (environment or {}),
-    )  # fmt: skip
+    done = subprocess.run([*DISPATCH, "dev", *options], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("dispatch: ")
@@ -59,7 +56,7 @@ def nothing_left(run: DevRun, children: dict[int, str]) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevRun]:
-    with dev(tmp_path_factory.mktemp("dev")) as run:
+    with dev(tmp_path_factory.mktemp("dev"), "--load") as run:
         run.wait_ready()
         yield run
 
@@ -99,19 +96,27 @@ def test_only_loopback_is_listened_on(running: DevRun) -> None:
     assert not [row for row in rows6 if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
 
 
-def test_settings_of_other_installations_are_not_read(tmp_path: Path) -> None:
-    other = {"DISPATCH_VALKEY_URL": "valkey://127.0.0.1:9", "DISPATCH_PORT": "1", "DISPATCH_ENABLED": "false"}
-    with dev(tmp_path / "t", "--gateways", "1", environment=other) as run:
-        run.wait_ready()
-        assert len(run.gateways) == 1
+def test_load_sends_requests_of_every_pool_at_a_gentle_rate(running: DevRun) -> None:
+    start = time.monotonic()
+    pools: set[str] = set()
+    while pools != set(SEED_POOLS):
+        assert time.monotonic() - start < 40
+        rows = snapshot(running, "endings")["rows"]
+        pools = {row["pool"] for row in rows}
+        time.sleep(0.1)
+    assert {row["ending"] for row in rows} == {"succeeded"}
+    took_s = (max(row["ended_ms"] for row in rows) - min(row["submitted_ms"] for row in rows)) / 1000
+    assert len(rows) < 10 + 8 * took_s
 
 
 # ---- how it ends
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    with dev(tmp_path / "t", "--load") as run:
+    # The variables speak of other installations; nothing of them is read.
+    other = {"DISPATCH_VALKEY_URL": "valkey://127.0.0.1:9", "DISPATCH_PORT": "1", "DISPATCH_ENABLED": "false"}
+    with dev(tmp_path / "t", "--load", environment=other) as run:
         run.wait_ready()
         children = run.children()
         assert len(children) == 4
@@ -138,7 +143,7 @@ def test_a_killed_run_takes_its_processes_along_and_the_next_removes_its_files(t
         run.signal(signal.SIGKILL)
         run.wait_end()
         wait_gone(list(children))
-    with dev(tmp_path / "t") as again:
+    with dev(tmp_path / "t", "--gateways", "1") as again:
         again.wait_ready()
         children = again.children()
         again.signal(signal.SIGINT)
@@ -146,7 +151,7 @@ def test_a_killed_run_takes_its_processes_along_and_the_next_removes_its_files(t
         nothing_left(again, children)
 
 
-@pytest.mark.parametrize("words", ["dispatch gateway", "dispatch simulate", "valkey-server"])
+@pytest.mark.parametrize("words", ["dispatch gateway", "valkey-server"])
 def test_a_child_that_dies_is_told_and_ends_everything(tmp_path: Path, words: str) -> None:
     with dev(tmp_path / "t") as run:
         run.wait_ready()
@@ -162,30 +167,13 @@ def test_a_child_that_dies_is_told_and_ends_everything(tmp_path: Path, words: st
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
-    line = f"set -o pipefail; {' '.join(DISPATCH)} dev --port 0 | head -n 1"
+    line = f"set -o pipefail; {' '.join(DISPATCH)} dev --port 0 --gateways 1 | true"
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=40, check=False,
         env=os.environ | {"TMPDIR": str(temporary)},
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("Fabric Dispatch is ready.\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(temporary.iterdir()) == []
-
-
-# ---- load
-
-
-def test_load_sends_requests_of_every_pool_at_a_gentle_rate(tmp_path: Path) -> None:
-    with dev(tmp_path / "t", "--load") as run:
-        run.wait_ready()
-        start = time.monotonic()
-        pools: set[str] = set()
-        while pools != set(SEED_POOLS):
-            assert time.monotonic() - start < 40
-            rows = snapshot(run, "endings")["rows"]
-            pools = {row["pool_id"] for row in rows}
-            assert len(rows) < 20 + 8 * (time.monotonic() - start)
-            time.sleep(0.2)
-        assert {row["ending"] for row in rows} == {"succeeded"}
 
 
 # ---- another backend
@@ -252,15 +240,6 @@ def test_another_backend_is_used_with_its_key(tmp_path: Path) -> None:
         assert set(Backend.keys) == {"Bearer secret-key"}
 
 
-def test_a_refused_key_and_a_missing_one_are_sentences() -> None:
-    with backend() as url:
-        said = refused("--endpoint", url, "--api-key-env", "OTHER_KEY", environment={"OTHER_KEY": "wrong"})
-        assert "refuses the key in OTHER_KEY (status 401)" in said
-        assert "--api-key-env" in refused("--endpoint", url)
-        said = refused("--endpoint", url, "--api-key-env", "OTHER_KEY", environment={"OTHER_KEY": ""})
-        assert said == "the environment variable OTHER_KEY (--api-key-env) is not set or empty"
-
-
 # ---- what is refused before anything starts
 
 
@@ -270,24 +249,11 @@ def test_a_busy_port_is_one_sentence() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert refused("--port", str(port)) == f"port {port} is in use; free it, or choose another with --port"
-        if port > 1:
-            assert f"port {port} is in use" in refused("--port", str(port - 1))
-        said = refused("--port", "0", "--valkey-port", str(port))
-        assert said == f"port {port} is in use; free it, or choose another with --valkey-port"
 
 
 def test_an_unreachable_endpoint_is_one_sentence() -> None:
     said = refused("--endpoint", "http://user:password@127.0.0.1:9/v1")
     assert said == "the endpoint http://127.0.0.1:9/v1 cannot be reached: Connection refused"
-
-
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "nonsense", "http://127.0.0.1/v1?key=secret"])
-def test_a_wrong_endpoint_url_is_one_sentence(url: str) -> None:
-    assert "secret" not in refused("--endpoint", url)
-
-
-def test_a_key_without_an_endpoint_is_refused() -> None:
-    assert "--endpoint" in refused("--api-key-env", "PATH")
 
 
 def test_without_the_embedded_server_the_sentence_has_the_command_to_install_it() -> None:

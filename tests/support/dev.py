@@ -49,6 +49,11 @@ class DevRun:
         return re.findall(r"http://\S+/v1", _row(self.out, "gateways"))
 
     @property
+    def backend(self) -> str:
+        """The backend's base URL it printed."""
+        return _row(self.out, "backend").split()[0]
+
+    @property
     def valkey_url(self) -> str:
         """The Valkey URL it printed."""
         return _row(self.out, "valkey").split()[0]

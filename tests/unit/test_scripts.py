@@ -115,6 +115,7 @@ def test_setup_does_nothing_when_nothing_is_missing(checkout: Checkout) -> None:
 def test_setup_is_silent_and_fast_in_this_very_checkout() -> None:
     if not (ROOT / ".venv" / ".setup").exists():
         pytest.skip("these tests run in an environment that scripts/setup did not make")
+    subprocess.run([str(ROOT / "scripts/setup")], capture_output=True, check=True)  # as scripts/test does
     took = []
     for _ in range(5):
         start = time.perf_counter()

@@ -25,6 +25,8 @@ T = TypeVar("T")
 _READY_S = 30.0
 _DRAIN_MS = 5_000
 _STOP_MARGIN_S = 3.0
+_SAME_SIGNAL_S = 0.5
+"""A terminal and a wrapper (timeout, make) both pass a Ctrl-C on; that is one signal, not two."""
 _BACKEND_STAGE = 1
 _GATEWAY_STAGE = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,12 +45,14 @@ async def run(options: Options) -> None:
             work = anyio.CancelScope()
 
             async def obey() -> None:
+                first: float | None = None
                 async for _ in signals:
-                    if work.cancel_called:
+                    if first is None:
+                        first = anyio.current_time()
+                        typer.echo("\nStopping (once more to kill)...", err=True)
+                        work.cancel()
+                    elif anyio.current_time() - first > _SAME_SIGNAL_S:
                         children.hurry()
-                        continue
-                    typer.echo("\nStopping (once more to kill)...", err=True)
-                    work.cancel()
 
             tasks.start_soon(obey)
             with work:
