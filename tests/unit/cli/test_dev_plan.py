@@ -79,7 +79,10 @@ async def test_given_ports_follow_each_other() -> None:
 async def test_a_busy_port_of_any_kind_is_named_with_its_option() -> None:
     with taken_port() as port:
         assert await refusal(port=port) == f"port {port} is in use; free it, or choose another with --port"
-        assert f"port {port} is in use" in await refusal(port=port - 3, gateways=4) or port < 4
+        # The second gateway's, unless somebody took the first one's meanwhile.
+        assert await refusal(port=port - 1) in [
+            f"port {busy} is in use; free it, or choose another with --port" for busy in (port - 1, port)
+        ]
         said = await refusal(valkey_port=port)
         assert said == f"port {port} is in use; free it, or choose another with --valkey-port"
 
