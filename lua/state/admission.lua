@@ -1,9 +1,9 @@
 --- Peek, check, pop: which waiting requests leave their pools now.
 --
 -- Order of the checks: room in the group (else nothing is moved and nothing credited); kept pools, one launch each in
--- turn; then the pool with the lowest turn: dead heads are ended, its visit is credited, a visit that cannot pay its
--- head ends, a pool that is blocked parks, and what is left launches. Each call is bounded in dead heads and barren
--- visits.
+-- turn; then the pool with the lowest turn: dead heads are ended, its visit is credited (unless it is blocked), a visit
+-- that cannot pay its head ends, a pool that is blocked parks, and what is left launches. Each call is bounded in dead
+-- heads and barren visits.
 local drr = require("lib.drr")
 local endings = require("state.endings")
 local endpoints = require("state.endpoints")
@@ -138,15 +138,17 @@ local function visit(step, pool, claim, budget)
   if rotation.rerank(step, pool, head) then return end
   local units = rotation.units(step, head)
   local drr_policy = step.config.policy ~= "fifo"
-  if drr_policy then
+  local blocked = block_reason(step, pool)
+  -- A blocked pool opens no visit: it would gather a quantum each time the free pools go round, and those of its
+  -- endpoint that can pay wait parked and get none. A visit that is open ends as any other.
+  if drr_policy and (pool.record.open or not blocked) then
     drr.touch(pool.record, pool.config.quantum, step.group.round)
     if drr.visit_over(pool.record, units, pool.config.max_burst_per_visit) then
       budget.barren = budget.barren - 1
-      rotation.barren_visit(step, pool, units, block_reason(step, pool) == nil)
+      rotation.barren_visit(step, pool, units, blocked == nil)
       return
     end
   end
-  local blocked = block_reason(step, pool)
   if blocked then
     rotation.park(step, pool, blocked)
     return

@@ -8,6 +8,7 @@ from math import ceil
 
 from dispatch.errors import PoolUnknown
 from dispatch.fabric import records as r
+from dispatch.fabric.schema import LIMITS
 from tests.model import line
 from tests.model.endings import Verdict, alive, finish, in_grace
 from tests.model.records import Group, Pool, Request
@@ -16,7 +17,7 @@ DEADLINES_PER_BEAT = 50
 
 
 def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) -> r.Admitted | r.Exists | r.Refused:
-    """Admit a request, or say why not. `stored`: its body stands under its key already."""
+    """Admit a request, or say why not. `stored`: its large body stands under its key already."""
     earlier = group.find(submission.request_id, now)
     if earlier is not None:
         if earlier.submission.nonce == submission.nonce:
@@ -26,8 +27,9 @@ def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) ->
     if pool is None:
         raise PoolUnknown(submission.pool_id, known=tuple(group.pools))
     refused = _refusal(group, pool, submission.body_bytes)
-    if refused is None and not submission.body and not stored:
-        refused = r.Refused("body_missing", 0, submission.body_bytes, None)
+    inline = submission.body_bytes <= LIMITS["inline_body_bytes"]
+    if refused is None and (len(submission.body) < submission.body_bytes if inline else not stored):
+        refused = r.Refused("body_missing", len(submission.body), submission.body_bytes, None)
     if refused is not None:
         pool.rejected[refused.reason] += 1
         return refused
@@ -162,7 +164,7 @@ def _reap_lease(group: Group, request: Request, now: int) -> str:
         ending = "lost"
     elif now >= request.deadline_ms:
         ending = "expired"
-    elif request.attempt >= settings.attempts:
+    elif request.attempt >= settings.max_attempts:
         ending = "dead"
     else:
         _give_back(group, request)

@@ -7,7 +7,7 @@ from a member that has no more per weight (Bertsekas and Gallager, "Data Network
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,6 +44,13 @@ def waterfill(weights: Mapping[str, int], limits: Collection[Limit]) -> dict[str
     return shares
 
 
-def worst_window(lead: list[Fraction]) -> Fraction:
-    """Return the greatest |lead[b] - lead[a]| over all windows, `lead` being one pool's service minus another's."""
-    return max(lead) - min(lead)
+def worst_lead(lead: Iterable[int]) -> int:
+    """Return how much a series rises at most from any point to a later one.
+
+    With `lead` one pool's service minus another's: how far the first gets ahead over any window.
+    """
+    worst, lowest = 0, None
+    for value in lead:
+        lowest = value if lowest is None else min(lowest, value)
+        worst = max(worst, value - lowest)
+    return worst

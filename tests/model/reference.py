@@ -54,7 +54,7 @@ class Reference:
         return r.Configured("APPLIED", group.generation, group.actor)
 
     def submit(self, submission: r.Submission, now: int, *, stored: bool = False) -> r.Admitted | r.Exists | r.Refused:
-        """Queue a request. `stored`: its body was stored before. The same id and nonce again answers as the first time.
+        """Queue a request. `stored`: its large body was stored before. Same id and nonce again: answered as at first.
 
         Raises:
             PoolUnknown: the pool is not configured.
@@ -130,7 +130,7 @@ class Reference:
         for request in self.group.pools[pool].entries:
             _, until = self.group.alive.get(request.producer, ("", 0))
             heard = now < max(until, self.group.grace_until_ms) or outage(self.group, now)
-            if heard and not request.body_lost and not scheduler.own_fate(request, now):
+            if heard and not scheduler.own_fate(request, now):
                 return request
         return None
 

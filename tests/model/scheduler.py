@@ -2,8 +2,9 @@
 
 Room in the group is asked first: without it nothing is moved and nothing credited. Then pools of the kept list, one
 launch each in turn; then the pool at the front of the line. There dead heads are ended, the visit gets its quantum
-(once, with the virtual rounds it has due), a visit that cannot pay its head ends, a pool that is blocked is parked, and
-what is left launches. One call is bounded in dead heads and in barren visits.
+(once, with the virtual rounds it has due; a blocked pool opens no visit and gets none), a visit that cannot pay its
+head ends, a pool that is blocked is parked, and what is left launches. One call is bounded in dead heads and in barren
+visits.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def own_fate(request: Request, now: int) -> str:
         return "tombstone"
     if now >= request.deadline_ms:
         return "expired"
-    return "malformed" if request.envelope_lost else ""
+    return "malformed" if request.envelope_lost or request.body_lost else ""
 
 
 def fate(group: Group, request: Request, now: int) -> str:
@@ -112,17 +113,8 @@ def _live_head(call: Round, pool: Pool) -> Request | None:
 
 
 def _launch(call: Round, pool: Pool) -> int:
-    """Pop the head and lease it. Returns its units, or 0 when its body has gone and it was ended instead."""
-    group, head = call.group, pool.entries[0]
-    if head.body_lost:
-        if call.dead_left:
-            call.dead_left -= 1
-            _end_head(call, pool, "malformed")
-            line.lost_work(group, pool)
-        else:
-            call.spent = True
-        return 0
-    pool.entries.pop(0)
+    """Pop the head and lease it. Returns its units."""
+    group, head = call.group, pool.entries.pop(0)
     group.fence += 1
     head.state, head.fence, head.attempt = "leased", group.fence, head.attempt + 1
     head.gateway, head.claim_nonce = call.claimant.gateway, call.claimant.nonce
@@ -161,10 +153,10 @@ def _serve_kept(call: Round, pool: Pool) -> None:
         elif reason := line.blocked(group, pool):
             line.park(group, pool, reason)
         else:
-            if cost := _launch(call, pool):
-                floor = min(pool.deficit, -group.settings.cost_max)
-                pool.deficit = max(pool.deficit - cost, floor)
-                _after_launch(group, pool)
+            cost = _launch(call, pool)
+            floor = min(pool.deficit, -group.settings.cost_max)
+            pool.deficit = max(pool.deficit - cost, floor)
+            _after_launch(group, pool)
             stays = pool.place == "line" and line.below_minimum(group, pool)
     group.kept.remove(pool.name)
     if stays:
@@ -180,24 +172,25 @@ def _visit(call: Round, pool: Pool) -> None:
     if head is None:
         line.lost_work(group, pool)
         return
-    if group.fifo:
-        if pool.arrival != head.seq:  # dead heads went: another pool may be first now
-            pool.arrival = head.seq
-            line.turn_over(group, pool)
-            return
-    else:
+    if group.fifo and pool.arrival != head.seq:  # dead heads went: another pool may be first now
+        pool.arrival = head.seq
+        line.turn_over(group, pool)
+        return
+    reason = line.blocked(group, pool)
+    if not group.fifo and (pool.open or not reason):  # a pool that is blocked gets no quantum
         _touch(group, pool)
         if not affordable(group, pool, head):
             call.barren_left -= 1
             _barren(group, pool, head)
             return
-    if reason := line.blocked(group, pool):
+    if reason:
         line.park(group, pool, reason)
-    elif cost := _launch(call, pool):
-        if not group.fifo:
-            pool.deficit -= cost
-            pool.launches += 1
-        _after_launch(group, pool)
+        return
+    cost = _launch(call, pool)
+    if not group.fifo:
+        pool.deficit -= cost
+        pool.launches += 1
+    _after_launch(group, pool)
 
 
 def _touch(group: Group, pool: Pool) -> None:

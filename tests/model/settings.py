@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 DEFAULT_POOL = "default"
@@ -24,15 +24,22 @@ class PoolSettings:
     enabled: bool = True
     endpoint: str = ""
     delivery: str = "at_most_once"
-    max_attempts: int | None = None
+    max_attempts: int = 0
+    """0 in a document without it: by delivery mode."""
     max_queue_depth: int = 10_000
     max_queue_bytes: int = 268_435_456
     default_timeout_ms: int = 600_000
     max_timeout_ms: int = 3_600_000
 
-    @property
-    def attempts(self) -> int:
-        return self.max_attempts or ATTEMPTS[self.delivery]
+    @classmethod
+    def from_document(cls, document: dict[str, Any], default_endpoint: str) -> Self:
+        """Read a pool's document; a blank endpoint is the group's default one."""
+        settings = cls(**document)
+        return replace(
+            settings,
+            endpoint=settings.endpoint or default_endpoint,
+            max_attempts=settings.max_attempts or ATTEMPTS[settings.delivery],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +85,7 @@ class GroupSettings:
         listed = list(document.get("pools", ()))
         if not any(pool["pool_id"] == DEFAULT_POOL for pool in listed):
             listed.append({"pool_id": DEFAULT_POOL})
-        pools = tuple(
-            PoolSettings(**{**pool, "endpoint": pool.get("endpoint") or plain["default_endpoint"]}) for pool in listed
-        )
+        pools = tuple(PoolSettings.from_document(pool, plain["default_endpoint"]) for pool in listed)
         return cls(**plain, pools=pools, endpoints=endpoints)
 
     def problems(self) -> list[str]:
@@ -99,8 +104,3 @@ class GroupSettings:
         if self.cost_min > self.cost_max:
             found.append("cost_min above cost_max")
         return found
-
-
-def shared_with(document: dict[str, Any], record: type[PoolSettings | EndpointSettings]) -> dict[str, Any]:
-    """Return the members of a pool's or endpoint's document that `record` knows."""
-    return {field.name: document[field.name] for field in fields(record) if field.name in document}
