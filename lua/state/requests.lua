@@ -107,10 +107,12 @@ end
 function requests.save(step)
   if not step.finished then return end
   server.call("ZREM", keys.of(step.root, "deadlines"), unpack(step.finished))
+  step.finished = nil
 end
 
 --- Ids whose deadline is before `now`, at most `limit`.
 function requests.past_deadline(step, limit)
+  requests.save(step) -- or those that ended just now would take the place of others
   return server.call("ZRANGE", keys.of(step.root, "deadlines"), "-inf", step.now, "BYSCORE", "LIMIT", 0, limit)
 end
 
