@@ -1,0 +1,254 @@
+"""Histories that once told server and twin apart, and those too rare to leave to chance: one fault each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dispatch.fabric import records as r
+from dispatch.fabric.schema import LIMITS
+from dispatch.fabric.sync import BlockingConnection
+from tests.model.bench import document, submission
+from tests.property.history import History
+from tests.support.valkey import ValkeyProcess
+
+
+@pytest.fixture
+def history(valkey: ValkeyProcess) -> Iterator[History]:
+    with BlockingConnection(valkey.url) as connection:
+        made = History(connection, valkey.port)
+        yield made
+        made.close()
+
+
+def submit(history: History, pool: str, *costs: int, producer: str = "u") -> list[str]:
+    """Queue requests of these costs. Returns their ids."""
+    made = []
+    for cost in costs:
+        made.append(history.new_id())
+        history.submit(submission(made[-1], pool, cost, producer))
+    return made
+
+
+def settle(history: History, outcome: r.Outcome = r.Outcome.SUCCEEDED, *, pool: str = "", want: int = 0) -> None:
+    """Settle what g0 holds (of one pool)."""
+    leases = [lease for lease in history.known["g0"].values() if pool in {"", lease.pool_id}]
+    items = [r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome) for lease in leases]
+    history.settle("g0", items, want)
+
+
+def launched(history: History) -> list[str]:
+    """Return the pools of what runs, in launch order."""
+    return [request.pool_id for request in sorted(history.twin.group.leased(), key=lambda request: request.fence)]
+
+
+def with_pool(document_: dict[str, Any], name: str, **fields: Any) -> dict[str, Any]:
+    pools = [pool | fields if pool["pool_id"] == name else pool for pool in document_["pools"]]
+    return {**document_, "pools": pools}
+
+
+def test_raised_group_cap_wakes_a_sleeping_gateway(history: History) -> None:
+    history.configure(document({"a": {}}, total=1))
+    submit(history, "a", 1, 1)
+    history.claim("g0", 2)
+    history.configure({**history.document, "total_concurrent_dispatch": 2})
+    history.agree()
+
+
+def test_slot_of_a_reaped_cancelled_request_wakes_a_sleeping_gateway(history: History) -> None:
+    history.configure(document({"a": {}}, total=1))
+    first, _ = submit(history, "a", 1, 1)
+    history.claim("g0", 2)
+    history.cancel(first)
+    history.lease_runs_out(first)
+    history.reap(10)
+    history.agree()
+
+
+def test_heartbeat_that_ends_a_running_request_wakes_a_sleeping_gateway(history: History) -> None:
+    history.configure(document({"a": {}}, total=1))
+    first, _ = submit(history, "a", 1, 1)
+    history.claim("g0", 2)
+    history.deadline_passes(history.twin.group.requests[first], long_ago=True)
+    history.renew("g1", forgotten=0, outstanding=False)
+    history.agree()
+
+
+def test_cancelled_holder_that_empties_its_pool_wakes_a_sleeping_gateway(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}, "c": {}}
+    history.configure(document(pools, total=2, endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "a", 1)
+    submit(history, "c", 1)
+    history.claim("g0", 2)
+    waiting = submit(history, "a", 1) + submit(history, "b", 1)
+    settle(history, pool="c")
+    history.claim("g1", 1)
+    settle(history, pool="a")
+    history.claim("g1", 1)
+    for request_id in waiting:
+        history.cancel(request_id)
+        history.agree()
+
+
+def test_release_of_a_request_that_was_asked_to_stop_ends_it(history: History) -> None:
+    history.configure(document({"a": {}}))
+    (only,) = submit(history, "a", 1)
+    history.claim("g0", 1)
+    history.cancel(only)
+    settle(history, r.Outcome.RELEASE)
+    assert history.twin.group.requests[only].ending == "cancelled"
+
+
+def test_removed_pool_does_not_block_protected_slots_of_others(history: History) -> None:
+    history.configure(document({"a": {"min_concurrent": 1}, "b": {"min_concurrent": 1}, "c": {"quantum": 9}}, total=2))
+    submit(history, "c", *[1] * 9)
+    history.claim("g0", 2)
+    (gone,) = submit(history, "a", 1)
+    history.cancel(gone)
+    history.configure({**history.document, "pools": [p for p in history.document["pools"] if p["pool_id"] != "a"]})
+    submit(history, "b", 1)
+    settle(history, want=1)
+    assert launched(history) == ["b"]
+
+
+def test_moving_the_holder_away_lets_the_next_pool_use_the_endpoint(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}}
+    history.configure(document(pools, endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "a", 1, 1)
+    submit(history, "b", 1)
+    history.claim("g0", 3)
+    assert launched(history) == ["a"]
+    settle(history)  # b comes back alone
+    history.configure(with_pool(history.document, "b", endpoint="default"))
+    history.agree()
+    history.claim("g0", 3)
+    assert sorted(launched(history)) == ["a", "b"]
+
+
+def test_fifo_holder_whose_head_was_cancelled_does_not_overtake(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}}
+    history.configure(document(pools, policy="fifo", endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    _, second = submit(history, "a", 1, 1)
+    submit(history, "b", 1, 1)
+    submit(history, "a", 1)
+    history.claim("g0", 5)
+    settle(history)  # a is the holder: its second request is the oldest
+    history.cancel(second)
+    history.claim("g0", 5)
+    assert launched(history) == ["b"]
+
+
+def test_fifo_request_given_back_does_not_wait_behind_a_younger_holder(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}, "c": {}}
+    history.configure(document(pools, policy="fifo", total=2, endpoints={"default": {}, "e": {"max_concurrent": 2}}))
+    (oldest,) = submit(history, "a", 1)
+    submit(history, "b", 1, 1)
+    submit(history, "a", 1)
+    history.claim("g0", 5)
+    history.configure({**history.document, "total_concurrent_dispatch": 5})
+    history.claim("g0", 5)  # both pools wait for the endpoint
+    settle(history, pool="b")  # b comes back as the holder and has not launched yet
+    lease = next(lease for lease in history.known["g0"].values() if lease.request_id == oldest)
+    release = r.Settlement(request_id=oldest, fence=lease.fence, outcome=r.Outcome.RELEASE)
+    history.settle("g0", [release], 1)
+    history.agree()
+    assert launched(history) == ["a"]
+
+
+def test_vanished_bodies_count_among_the_dead_heads_of_one_call(history: History) -> None:
+    history.configure(document({"a": {}}))
+    for request_id in submit(history, "a", *[1] * (LIMITS["dead_heads_max"] + 5)):
+        history.body_vanishes(history.twin.group.requests[request_id])
+    history.claim("g0", 1)
+    assert len(history.twin.group.ended) == LIMITS["dead_heads_max"]
+    history.claim("g0", 1)
+
+
+@pytest.mark.parametrize("quantum", [1, 50])
+def test_reconfiguring_a_pool_in_its_visit_keeps_its_credit(history: History, quantum: int) -> None:
+    history.configure(document({"a": {"quantum": quantum}, "b": {}}))
+    submit(history, "a", *[5] * 20)
+    submit(history, "b", *[5] * 9)
+    history.claim("g0", 3)
+    history.configure(with_pool(history.document, "a", display_name="A"))
+    history.agree()
+    history.claim("g0", 8)
+    history.claim("g0", 8)
+
+
+def test_virtual_rounds_due_to_a_pool_survive_its_reconfiguration(history: History) -> None:
+    history.configure(document({"a": {}, "b": {}}))
+    submit(history, "a", 3)
+    submit(history, "b", 3)
+    history.claim("g0", 1)
+    history.configure(with_pool(history.document, "b", display_name="B"))
+    history.agree()
+
+
+def test_virtual_rounds_due_to_a_pool_survive_parking_from_the_kept_list(history: History) -> None:
+    pools = {"a": {}, "b": {"min_concurrent": 1, "endpoint": "e"}, "c": {"endpoint": "e"}}
+    history.configure(document(pools, total=3, endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "b", 1)
+    history.claim("g0", 1)
+    submit(history, "a", 9)
+    submit(history, "b", 16)
+    submit(history, "c", 16)
+    history.claim("g0", 1)  # nobody can pay: rounds are added, a launches, b has not collected them
+    settle(history, pool="b", want=0)  # b is below its minimum: kept
+    history.agree()
+    history.claim("g0", 3)
+    history.agree()
+
+
+def test_room_on_an_endpoint_restarts_the_pass(history: History) -> None:
+    names = [f"p{number}" for number in range(11)]
+    pools: dict[str, dict[str, Any]] = {name: {} for name in names}
+    pools["p0"]["endpoint"] = "e"
+    history.configure(document(pools, endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "p0", 1)
+    history.claim("g0", 1)
+    submit(history, "p0", *[2] * 8)
+    for name in names[1:]:
+        submit(history, name, 16)
+    history.claim("g0", 1)  # eight barren visits: p0 cannot launch and does not count among those the pass is for
+    settle(history)
+    history.agree()
+    for _ in range(4):
+        history.claim("g0", 1)
+        history.agree()
+
+
+def test_room_under_a_pools_own_cap_restarts_the_pass(history: History) -> None:
+    names = [f"p{number}" for number in range(11)]
+    pools: dict[str, dict[str, Any]] = {name: {} for name in names}
+    pools["p0"]["max_concurrent"] = 1
+    history.configure(document(pools))
+    submit(history, "p0", 1)
+    history.claim("g0", 1)
+    submit(history, "p0", *[2] * 8)
+    for name in names[1:]:
+        submit(history, name, 16)
+    history.claim("g0", 1)
+    settle(history)
+    history.agree()
+    for _ in range(4):
+        history.claim("g0", 1)
+        history.agree()
+
+
+def test_own_old_lease_elsewhere_brings_a_pool_below_its_minimum_back(history: History) -> None:
+    pools = {"a": {"min_concurrent": 1}, "b": {"endpoint": "e"}, "c": {"endpoint": "e"}}
+    history.configure(document(pools, endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "a", 1, 1)
+    submit(history, "b", 1)
+    submit(history, "c", 1)
+    history.claim("g0", 1)
+    history.configure(with_pool(history.document, "a", endpoint="e"))
+    history.claim("g0", 9)
+    history.agree()
+    settle(history, pool="b")
+    settle(history, pool="a")
+    history.agree()
+    history.claim("g0", 1)

@@ -1,0 +1,239 @@
+"""What a group looks like on the server and in the twin, as plain data that must be equal after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import redis
+
+from dispatch.fabric.frames import decode_frame
+from dispatch.fabric.schema import key
+from tests.model import line
+from tests.model.records import Endpoint, Group, Pool
+
+View = dict[str, Any]
+
+SAME_MOMENT_MS = 60_000
+"""Times that begin in a call whose answer does not carry the server's time are compared within this."""
+
+_POOL_FIELDS = ("deficit", "open", "launches", "place", "submitted", "launched", "cost_served")
+_RECORD_FIELDS = ("depth", "bytes", "tombstones", "in_flight", *_POOL_FIELDS)
+
+
+class ServerEye:
+    """Reads everything a group has stored, past the function library."""
+
+    def __init__(self, port: int, group: str) -> None:
+        self.client = redis.Redis(host="127.0.0.1", port=port)
+        self._group = group
+
+    def key(self, name: str, **parts: str) -> str:
+        return key(self._group, name, **parts)
+
+    def change(self, key_: str, fields: View) -> None:
+        """Overwrite fields of the packed record of a hash."""
+        record = msgspec.msgpack.decode(self.client.hget(key_, "record")) | fields
+        tables = {name: {} for name, value in record.items() if value == []}  # an empty Lua table comes as a list
+        self.client.hset(key_, "record", msgspec.msgpack.encode(record | tables))
+
+    def view(self, twin: Group, gateways: Iterable[str]) -> View:
+        """Read the group. The twin says only which names to look for."""
+        pools, endpoints, gateways = list(twin.pools), list(twin.endpoints), list(gateways)
+        requests, producers = list(twin.requests), list(twin.alive)
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hmget(self.key("group"), "record", "config", "generation")
+        for name in ("rotation", "heads", "leases", "deadlines"):
+            pipe.zrange(self.key(name), 0, -1, withscores=True)
+        pipe.lrange(self.key("kept"), 0, -1)
+        pipe.xrange(self.key("endings"))
+        pipe.llen(self.key("wake"))
+        for pool in pools:
+            pipe.hget(self.key("pool", pool=pool), "record")
+            pipe.llen(self.key("requests", pool=pool))
+            pipe.zcard(self.key("returned", pool=pool))
+        for endpoint in endpoints:
+            pipe.hget(self.key("endpoint", endpoint=endpoint), "record")
+            pipe.zrange(self.key("waiting", endpoint=endpoint), 0, -1)
+        for gateway in gateways:
+            pipe.smembers(self.key("holding", gateway=gateway))
+        for request in requests:
+            pipe.hmget(self.key("request", id=request), "state", "record", "ending")
+        for producer in producers:
+            pipe.lrange(self.key("replies", producer=producer), 0, -1)
+        answers = iter(pipe.execute())
+        record, config, generation = next(answers)
+        fifo = msgspec.msgpack.decode(config)["policy"] == "fifo"
+        rotation, heads, leases, deadlines = (_scores(next(answers)) for _ in range(4))
+        group = msgspec.msgpack.decode(record)
+        view: View = {
+            "group": _group_view(group, int(generation)),
+            "line": heads if fifo else rotation,
+            "other line": rotation if fifo else heads,
+            "leases": leases,
+            "deadlines": deadlines,
+            "kept": [name.decode() for name in next(answers)],
+            "ended": [_ending(fields) for _, fields in next(answers)],
+        }
+        self.tokens = next(answers)
+        view["pools"] = {name: _pool_record(next(answers), entries=next(answers) + next(answers)) for name in pools}
+        view["endpoints"] = {name: _endpoint_record(next(answers), next(answers)) for name in endpoints}
+        view["holding"] = {name: {member.decode() for member in next(answers)} for name in gateways}
+        view["requests"] = {name: _request_view(next(answers)) for name in requests}
+        view["told"] = {name: [_told(frame) for frame in next(answers)] for name in producers}
+        _check_counts(view, group)
+        return view
+
+
+def _scores(found: list[tuple[bytes, float]]) -> dict[str, int]:
+    return {name.decode(): int(score) for name, score in found}
+
+
+def _group_view(record: View, generation: int) -> View:
+    view = {name: record.get(name) for name in ("seq", "turn", "round", "fence", "frame", "queued", "in_flight")}
+    return view | {
+        "generation": generation,
+        "pass": (record.get("pass_limit"), record.get("pass_visits")),
+        "sleepers": set(record["sleepers"]),
+        "last_beat_ms": record["last_beat"],
+        "grace_until_ms": record["grace_until"],
+    }
+
+
+def _pool_record(packed: bytes | None, *, entries: int) -> View:
+    assert packed is not None, "a pool of the twin is not on the server"
+    record = msgspec.msgpack.decode(packed)
+    assert entries == record["depth"] + record["tombstones"], "entries = waiting requests + tombstones"
+    view = {name: record[name] for name in _RECORD_FIELDS}
+    for counter in ("endings", "rejected", "skips"):
+        view[counter] = record[counter] or {}
+    return view | {
+        "mark": record["mark"] if record["place"] == "line" else None,
+        "turn": record.get("turn"),
+        "parked": record.get("parked") or "",
+        "reason": record.get("reason") or "",
+    }
+
+
+def _endpoint_record(packed: bytes | None, waiting: list[bytes]) -> View:
+    record = msgspec.msgpack.decode(packed) if packed else {"in_flight": 0, "attempts": 0, "failures": 0, "waiting": 0}
+    assert record["waiting"] == len(waiting)
+    view = {name: record[name] for name in ("in_flight", "attempts", "failures")}
+    return view | {
+        "holder": record.get("holder") or "",
+        "last_error": record.get("last_error") or "",
+        "waiting": [name.decode() for name in waiting],
+    }
+
+
+def _request_view(found: list[bytes | None]) -> View | None:
+    if found[0] is None:
+        return None
+    state, ending = found[0].decode(), (found[2] or b"").decode()
+    record = msgspec.msgpack.decode(found[1] or b"")
+    view = {"state": state, "ending": ending, "attempt": record["attempt"], "pool": record["pool"]}
+    return view | ({name: record[name] for name in ("fence", "gateway", "endpoint")} if state == "leased" else {})
+
+
+def _ending(fields: dict[bytes, bytes]) -> View:
+    names = ("request_id", "ending", "outcome", "pool", "gateway", "attempt")
+    return {name: fields[name.encode()].decode() for name in names}
+
+
+def _told(raw: bytes) -> tuple[int, str, str, int]:
+    frame = decode_frame(raw)
+    return frame.sequence, frame.reply.request_id, frame.reply.ending, frame.reply.attempt
+
+
+def _check_counts(view: View, group: View) -> None:
+    """Hold the server's counters against its own ground truth: in-flight numbers are numbers of leases."""
+    running = [request for request in view["requests"].values() if request and request["state"] == "leased"]
+    assert group["in_flight"] == len(view["leases"]) == len(running)
+    for name, pool in view["pools"].items():
+        assert pool["in_flight"] == sum(request["pool"] == name for request in running), name
+    for name, endpoint in view["endpoints"].items():
+        assert endpoint["in_flight"] == sum(request["endpoint"] == name for request in running), name
+    assert group["queued"] == sum(pool["depth"] for pool in view["pools"].values())
+    assert set(view["line"]) == {name for name, pool in view["pools"].items() if pool["place"] == "line"}
+    assert group["kept"] == len(view["kept"])
+
+
+def twin_view(group: Group, gateways: Iterable[str]) -> View:
+    """Return what the twin says the server has stored."""
+    in_line = {name: line.rank(group, pool) for name, pool in group.pools.items() if pool.place == "line"}
+    return {
+        "group": {
+            "seq": group.seq, "turn": group.turn, "round": group.round, "fence": group.fence, "frame": group.frame,
+            "queued": group.queued, "in_flight": len(group.leases), "generation": group.generation,
+            "pass": (group.pass_limit, group.pass_visits), "sleepers": group.sleepers,
+            "last_beat_ms": group.last_beat_ms, "grace_until_ms": group.grace_until_ms,
+        },
+        "line": in_line,
+        "other line": {},
+        "leases": group.leases,
+        "deadlines": {r.id: r.due_ms for r in group.requests.values() if r.due_ms is not None},
+        "kept": group.kept,
+        "ended": [
+            {
+                "request_id": e.request_id, "ending": e.ending, "outcome": e.outcome, "pool": e.pool,
+                "gateway": e.gateway, "attempt": str(e.attempt),
+            }
+            for e in group.ended
+        ],
+        "pools": {name: _pool_view(group, pool) for name, pool in group.pools.items()},
+        "endpoints": {name: _endpoint_view(group, endpoint) for name, endpoint in group.endpoints.items()},
+        "holding": {name: {r.id for r in group.leased() if r.gateway == name} for name in gateways},
+        "requests": {
+            name: {"state": r.state, "ending": r.ending, "attempt": r.attempt, "pool": r.pool_id}
+            | ({"fence": r.fence, "gateway": r.gateway, "endpoint": r.endpoint} if r.state == "leased" else {})
+            for name, r in group.requests.items()
+        },
+        "told": {
+            name: [(t.sequence, t.request_id, t.ending, t.attempt) for t in group.told.get(name, [])]
+            for name in group.alive
+        },
+    }  # fmt: skip
+
+
+def _pool_view(group: Group, pool: Pool) -> View:
+    view = {name: getattr(pool, name) for name in _POOL_FIELDS}
+    return view | {
+        "depth": len(pool.live),
+        "bytes": sum(request.bytes for request in pool.live),
+        "tombstones": pool.tombstones,
+        "in_flight": group.pool_in_flight(pool.name),
+        "endings": dict(pool.endings),
+        "rejected": dict(pool.rejected),
+        "skips": dict(pool.skips),
+        "mark": pool.mark if pool.place == "line" else None,
+        "turn": pool.turn,
+        "parked": pool.parked,
+        "reason": pool.reason,
+    }
+
+
+def _endpoint_view(group: Group, endpoint: Endpoint) -> View:
+    waiting = [p for p in group.pools.values() if p.on_endpoint and p.settings.endpoint == endpoint.name]
+    waiting.sort(key=lambda pool: (not line.below_minimum(group, pool), line.rank(group, pool)))
+    return {
+        "in_flight": group.endpoint_in_flight(endpoint.name),
+        "attempts": endpoint.attempts,
+        "failures": endpoint.failures,
+        "holder": endpoint.holder,
+        "last_error": endpoint.last_error,
+        "waiting": [pool.name for pool in waiting],
+    }
+
+
+def differences(server: View, twin: View, path: str = "") -> list[str]:
+    """Return where two views differ, one line each."""
+    if isinstance(server, dict) and isinstance(twin, dict):
+        found = []
+        for name in sorted({*server, *twin}, key=str):
+            found += differences(server.get(name), twin.get(name), f"{path}.{name}" if path else str(name))
+        return found
+    if path.startswith("group.") and path.endswith("_ms"):
+        near = abs(server - twin) <= SAME_MOMENT_MS  # type: ignore[operator]  # both are times here
+        return [] if near else [f"{path}: server {server}, twin {twin}"]
+    return [] if server == twin else [f"{path}: server {server!r}, twin {twin!r}"]
