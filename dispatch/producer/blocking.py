@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from dispatch.contract import Call, Reply
-from dispatch.errors import DispatchError, FabricUnavailable, StateConflict
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, StateConflict
 from dispatch.fabric import functions
 from dispatch.fabric.connecting import verify_library_blocking
 from dispatch.fabric.frames import Frame
@@ -108,12 +108,12 @@ class BlockingQueuedPath:
         """Whether this is another process than the one that opened the path: its threads did not come along."""
         return self.session.forked
 
-    def begin(self, call: Call, options: CallOptions) -> Waiting:
-        """Queue `call`, blocking until it is admitted.
+    def prepare(self, call: Call, options: CallOptions) -> Waiting:
+        """Make a request of `call`; nothing is sent yet.
 
         Raises:
-            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
-            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+            InvalidRequest: the call cannot be queued.
+            StateConflict: the client cannot be used any more.
         """
         if self._unusable is not None:
             raise self._unusable()
@@ -123,16 +123,20 @@ class BlockingQueuedPath:
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
         )
+        return Waiting(errand)
+
+    def begin(self, waiting: Waiting) -> None:
+        """Queue the request, blocking until it is admitted. On any exception the caller calls `leave`.
+
+        Raises:
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+        """
+        errand = waiting.errand
         self.inbox.expect(errand.request_id, errand.slot)
         self._pump.wake()
-        waiting = Waiting(errand)
-        try:
-            waiting.until = self._admit(errand) + time.monotonic()
-        except BaseException:
-            self.leave(waiting)
-            raise
+        waiting.until = self._admit(errand) + time.monotonic()
         self.inbox.admitted(errand.request_id)
-        return waiting
 
     def finish(self, waiting: Waiting) -> Reply:
         """Wait for the terminal reply, whatever its ending.
@@ -157,9 +161,9 @@ class BlockingQueuedPath:
         """Stop waiting and see to it that the request does not run for nobody. One attempt; never raises an error."""
         errand = waiting.errand
         if errand.has_ended() or errand.surely_not_queued():
-            self.inbox.forget(errand.request_id)
+            self.inbox.withdraw(errand.request_id, errand.slot)
             return
-        self.inbox.abandon(errand.request_id, reply_due())
+        self.inbox.abandon(errand.request_id, errand.slot, reply_due())
         self._pump.wake()
         try:
             if errand.surely_ours() or self._is_ours(errand.request_id):
@@ -176,9 +180,7 @@ class BlockingQueuedPath:
         self._unusable = _closed
         until = time.monotonic() + self._options.close_ms / 1000
         try:
-            self._cancel_outstanding()
-            while self.inbox.busy() and time.monotonic() < until:
-                time.sleep(_CLOSE_POLL_S)
+            self._cancel_outstanding(until)
         finally:
             self.inbox.fail_all(_closed)
             self._liveness.stop()
@@ -223,9 +225,12 @@ class BlockingQueuedPath:
             try:
                 body = self._connection.get(where)
                 break
-            except FabricUnavailable:
+            except FabricUnavailable as error:
                 if time.monotonic() > until:
-                    raise
+                    name = frame.reply.request_id
+                    raise OutcomeUnknown(
+                        f"request {name} ended, but its reply's body could not be read in time"
+                    ) from error
                 time.sleep(RETRY_S)
         reply = with_body(frame, body)
         try:
@@ -243,15 +248,16 @@ class BlockingQueuedPath:
         if connection.run(self.session.group, call).status == "UNKNOWN":
             self.inbox.forget(request_id)
 
-    def _cancel_outstanding(self) -> None:
-        ids = self.inbox.outstanding(admitted_only=True)
-        if not ids:
-            return
+    def _cancel_outstanding(self, until: float) -> None:
+        told: set[str] = set()
         try:
             # A connection of its own, which gives a frozen server up within the bound of closing.
             with BlockingConnection(self._url, timeout_s=self._options.close_ms / 1000) as connection:
-                for request_id in ids:
-                    self._cancel(connection, request_id, "the client was closed")
+                while self.inbox.busy() and time.monotonic() < until:
+                    for request_id in set(self.inbox.outstanding(admitted_only=True)) - told:  # some only now admitted
+                        told.add(request_id)
+                        self._cancel(connection, request_id, "the client was closed")
+                    time.sleep(_CLOSE_POLL_S)
         except DispatchError as error:
             _log.warning("requests_not_cancelled", producer_id=self.session.producer_id, reason=str(error))
 

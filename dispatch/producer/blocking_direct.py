@@ -20,8 +20,17 @@ from dispatch.producer.options import CallOptions, ClientOptions
 class Running:
     """A call under way; it ends by its own deadline."""
 
-    ready: Future[Reply]
+    call: Call
+    options: CallOptions
+    future: Future[Reply] | None = None
     until: float = math.inf
+
+    @property
+    def ready(self) -> Future[Reply]:
+        """Done when there is an outcome to take with `finish`; only after `begin`."""
+        if self.future is None:
+            raise StateConflict("the call was not begun")
+        return self.future
 
 
 class BlockingDirectPath:
@@ -52,15 +61,19 @@ class BlockingDirectPath:
             self._portal = portal
             self._resources = stack.pop_all()
 
-    def begin(self, call: Call, options: CallOptions) -> Running:
-        """Start a call.
+    def prepare(self, call: Call, options: CallOptions) -> Running:
+        """Note a call; nothing is sent yet."""
+        return Running(call, options)
+
+    def begin(self, running: Running) -> None:
+        """Start the call.
 
         Raises:
             StateConflict: the client is closed.
         """
         if self._portal is None or self._path is None:
             raise StateConflict("the client is closed")
-        return Running(self._portal.start_task_soon(self._path.call, call, options))
+        running.future = self._portal.start_task_soon(self._path.call, running.call, running.options)
 
     def finish(self, running: Running) -> Reply:
         """Wait for the reply, whatever its ending.
@@ -72,7 +85,8 @@ class BlockingDirectPath:
 
     def leave(self, running: Running) -> None:
         """Stop the call: its connection is closed."""
-        running.ready.cancel()
+        if running.future is not None:
+            running.future.cancel()
 
     def close(self) -> None:
         """Close the connections and end the thread; calls under way fail. Repeatable."""

@@ -34,6 +34,7 @@ class BlockingPump:
         self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._doubtful = threading.Event()
+        self._untrimmed = False
         self._thread = threading.Thread(target=self._run, name=f"replies-{session.producer_id}", daemon=True)
         self.last_contact = time.monotonic()
 
@@ -65,7 +66,7 @@ class BlockingPump:
         try:
             while not self._stopped.is_set():
                 self._wanted.clear()
-                if not self._inbox.busy():
+                if not (self._inbox.busy() or self._untrimmed):
                     self._wanted.wait()
                     continue
                 try:
@@ -101,6 +102,7 @@ class BlockingPump:
             raws = self._connection.read_frames(session.replies_key, FRAMES_MAX)
             self.last_contact = time.monotonic()
             upto = self._inbox.receive(raws)
+            self._untrimmed = upto is not None  # until the server has said that it trimmed them
             if upto is None:
                 return
             call = functions.reply_ack(session.producer_id, session.session_id, upto=upto)
@@ -108,6 +110,7 @@ class BlockingPump:
             if not answer.owner:
                 self._taken_over()
             if not (answer.owner and answer.remaining):
+                self._untrimmed = False
                 return
 
     def _conclude(self) -> None:

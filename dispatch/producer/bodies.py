@@ -6,7 +6,7 @@ import anyio
 import msgspec
 
 from dispatch.contract.reply import Reply
-from dispatch.errors import DispatchError, FabricError, FabricUnavailable
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.schema import key
@@ -29,14 +29,16 @@ class Bodies:
         """Read the body of `frame`, repeated until the server answers (the caller sets a bound).
 
         Raises:
-            FabricError: it is gone.
+            OutcomeUnknown: it is gone.
         """
         while True:
             try:
                 async with self._places:
-                    return with_body(frame, await self._connection.get(body_key(self._group, frame)))
+                    body = await self._connection.get(body_key(self._group, frame))
             except FabricUnavailable:
                 await anyio.sleep(RETRY_S)
+            else:
+                return with_body(frame, body)
 
     async def release(self, frame: Frame) -> None:
         """Free the body's memory: it has one reader only, and waiting out the expiry would keep it for minutes."""
@@ -55,10 +57,10 @@ def with_body(frame: Frame, body: bytes | None) -> Reply:
     """Return the reply of `frame` with its body.
 
     Raises:
-        FabricError: there is none.
+        OutcomeUnknown: there is none.
     """
     if body is None:
-        raise FabricError(
+        raise OutcomeUnknown(
             f"the body of the reply to request {frame.reply.request_id} (ended {frame.reply.ending}) is gone: "
             "it was not read within its expiry"
         )

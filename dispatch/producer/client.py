@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack
@@ -68,6 +69,7 @@ class DispatchClient:
         self._connection = connection
         self._owned: Connection | None = None
         self._path: CallPath | None = None
+        self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
         """Connect, check the server's library and start the background work.
@@ -77,6 +79,7 @@ class DispatchClient:
         """
         if self._path is not None:
             raise StateConflict("this client is open already")
+        self._pid = os.getpid()
         if self._options.direct:
             # The HTTP stack is loaded only by clients that need it.
             from dispatch.producer.direct import DirectPath  # noqa: PLC0415 - see above
@@ -103,6 +106,8 @@ class DispatchClient:
     async def aclose(self) -> None:
         """Cancel what is outstanding (see the class) and close. Repeatable; cannot be cancelled."""
         path, self._path = self._path, None
+        if os.getpid() != self._pid:
+            return  # a forked child: connections, tasks and requests are its parent's
         try:
             if path is not None:
                 await path.aclose()

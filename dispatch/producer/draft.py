@@ -45,7 +45,10 @@ class Draft:
 
     def submit(self, timeout_ms: int | None) -> FunctionCall[Admission]:
         """Make the submit with `timeout_ms` left; the nonce stays, so a repeat is never a second request."""
-        return functions.request_submit(dataclasses.replace(self.submission, timeout_ms=timeout_ms))
+        submission = self.submission
+        if timeout_ms != submission.timeout_ms:
+            submission = dataclasses.replace(submission, timeout_ms=timeout_ms)
+        return functions.request_submit(submission)
 
 
 def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:

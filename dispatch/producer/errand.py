@@ -17,6 +17,9 @@ from dispatch.producer.options import CallOptions, ClientOptions
 GRACE_S = 2.0
 """How long after its deadline a request's reply may still be on its way."""
 
+ADMISSION_MAX_S = 50.0
+"""How long a submit may go on at most, also while others are answered; a group remembers an ended request for 60 s."""
+
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 0.5
 """Pause between two attempts to submit, doubled each time."""
 
@@ -56,6 +59,8 @@ class Errand(Generic[SlotT, AttemptT]):
     timeout_ms: int | None
     admission_s: float
     started: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
+    """From when on the server's silence counts."""
     attempt: AttemptT | None = None
     stored: bool = False
     """Its body stands under its key."""
@@ -77,8 +82,12 @@ class Errand(Generic[SlotT, AttemptT]):
         return self.draft.body_key is not None and not self.stored
 
     def admission_left_s(self) -> float:
-        """Return how long the submit may still be repeated."""
-        return self.started + self.admission_s - time.monotonic()
+        """Return how long the submit may still be repeated while the server is silent."""
+        return self.asked + self.admission_s - time.monotonic()
+
+    def overdue(self) -> bool:
+        """Whether the submit took too long altogether: a repeat must come while the group remembers the first one."""
+        return time.monotonic() - self.started > max(self.admission_s, ADMISSION_MAX_S)
 
     def timeout_left_ms(self) -> int | None:
         """Return what is left of the caller's timeout, at least 1; None = the pool's default."""

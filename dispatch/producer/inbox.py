@@ -72,17 +72,24 @@ class Inbox:
             if (entry := self._waiting.get(request_id)) is not None:
                 entry.admitted = True
 
-    def forget(self, request_id: str) -> None:
-        """Stop waiting; no reply is due."""
+    def withdraw(self, request_id: str, slot: Slot) -> None:
+        """Stop waiting with `slot`; no reply is due. Another slot that waits for the same id is not touched."""
         with self._lock:
-            self._waiting.pop(request_id, None)
-            self._abandoned.pop(request_id, None)
+            entry = self._waiting.get(request_id)
+            if entry is not None and entry.slot is slot:
+                del self._waiting[request_id]
 
-    def abandon(self, request_id: str, until: float) -> None:
+    def abandon(self, request_id: str, slot: Slot, until: float) -> None:
         """Stop waiting although a reply is due, by `until` on the clock; it will be taken out and dropped."""
+        self.withdraw(request_id, slot)
         with self._lock:
-            self._waiting.pop(request_id, None)
-            self._abandoned[request_id] = until
+            if request_id not in self._waiting:
+                self._abandoned[request_id] = until
+
+    def forget(self, request_id: str) -> None:
+        """Expect no reply of an abandoned request any more."""
+        with self._lock:
+            self._abandoned.pop(request_id, None)
 
     def settle(self, request_id: str, outcome: Outcome) -> bool:
         """Hand `outcome` to whoever waits for `request_id`. Only the first one counts; returns whether this was it."""

@@ -59,9 +59,9 @@ class ClientOptions:
     close_ms: int = 2_000
 
     def __post_init__(self) -> None:
-        check_name("fabric_group", self.fabric_group)
+        _check_text_name("fabric_group", self.fabric_group)
         if self.producer_id is not None:
-            check_name("producer_id", self.producer_id)
+            _check_text_name("producer_id", self.producer_id)
         if self.direct and self.endpoint is None:
             raise ConfigurationError("direct=True needs an endpoint: a base URL such as http://127.0.0.1:9000/v1")
         if self.endpoint is not None and not self.direct:
@@ -95,9 +95,9 @@ class CallOptions:
     tracestate: str | None = None
 
     def __post_init__(self) -> None:
-        check_name("pool", self.pool_id)
+        _check_text_name("pool", self.pool_id)
         if self.request_id is not None:
-            check_name("request_id", self.request_id)
+            _check_text_name("request_id", self.request_id)
         for name, limit in (("timeout_ms", _TIMEOUT_MS_MAX), ("admission_ms", _TIMEOUT_MS_MAX)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= limit):
@@ -156,3 +156,9 @@ def require_url(url: str) -> str:
     if not url:
         raise ConfigurationError("the Valkey URL is missing: DispatchClient('valkey://host:6379', fabric_group=...)")
     return url
+
+
+def _check_text_name(kind: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{kind} is {value!r}: text is expected", param=kind, code="invalid_type")
+    check_name(kind, value)

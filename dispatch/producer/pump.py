@@ -53,6 +53,7 @@ class Pump:
         self._events = events
         self._wanted = anyio.Event()
         self._draining = anyio.Lock()
+        self._untrimmed = False
         self.last_contact = time.monotonic()
 
     def wake(self) -> None:
@@ -65,7 +66,7 @@ class Pump:
         failures = 0
         try:
             while True:
-                if not self._inbox.busy():
+                if not (self._inbox.busy() or self._untrimmed):
                     self._wanted = anyio.Event()
                     await self._wanted.wait()
                 try:
@@ -103,10 +104,10 @@ class Pump:
             while True:
                 raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
                 self.last_contact = time.monotonic()
-                if not raws:
-                    return
                 upto = self._inbox.receive(raws)
+                self._untrimmed = upto is not None  # until the server has said that it trimmed them
                 if upto is None or await self._acknowledge(upto) == 0:
+                    self._untrimmed = False
                     return
 
     async def _acknowledge(self, upto: int) -> int:

@@ -107,8 +107,8 @@ class QueuedPath:
             admission_s=admission_bound_s(options, self._options),
         )
         self.inbox.expect(errand.request_id, errand.slot)
-        self._pump.wake()
         try:
+            self._pump.wake()
             reply_s = await self._submitter.admit(errand)
             self.inbox.admitted(errand.request_id)
             return await self._reply(errand, reply_s)
@@ -174,18 +174,20 @@ class QueuedPath:
     def _leave(self, errand: AsyncErrand) -> None:
         """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
         if errand.has_ended() or errand.surely_not_queued() or self._tasks is None:
-            self.inbox.forget(errand.request_id)
+            self.inbox.withdraw(errand.request_id, errand.slot)
             return
-        self.inbox.abandon(errand.request_id, reply_due())
+        self.inbox.abandon(errand.request_id, errand.slot, reply_due())
         self._pump.wake()
         self._tasks.start_soon(self._farewell.retire, errand)
 
     async def _cancel_outstanding(self) -> None:
+        told: set[str] = set()
         async with anyio.create_task_group() as cancels:
-            for request_id in self.inbox.outstanding(admitted_only=True):
-                cancels.start_soon(self._farewell.cancel, request_id, "the client was closed")
-        while self.inbox.busy():  # noqa: ASYNC110 - once, bounded; an event would be kept on the hot path for this
-            await anyio.sleep(_CLOSE_POLL_S)
+            while self.inbox.busy():
+                for request_id in set(self.inbox.outstanding(admitted_only=True)) - told:  # some are only now admitted
+                    told.add(request_id)
+                    cancels.start_soon(self._farewell.cancel, request_id, "the client was closed")
+                await anyio.sleep(_CLOSE_POLL_S)
 
     async def _last_drain(self) -> None:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import TypeVar
+
 import anyio
 
 from dispatch.errors import DispatchError, FabricUnavailable
@@ -13,6 +16,10 @@ from dispatch.producer.inbox import Outcome
 from dispatch.producer.pipeline import Pipeline, Ticket
 from dispatch.producer.promise import Promise
 
+T = TypeVar("T")
+
+_LATE_S = 0.05
+
 AsyncErrand = Errand[Promise[Outcome], Ticket[Admission]]
 
 
@@ -23,6 +30,7 @@ class Submitter:
         self._connection = connection
         self._pipeline = pipeline
         self._bodies = anyio.CapacityLimiter(BODIES_AT_ONCE)
+        self._heard = 0.0
 
     async def admit(self, errand: AsyncErrand) -> float:
         """Submit until the group has answered. Returns how many seconds the reply may take from now.
@@ -45,14 +53,48 @@ class Submitter:
 
     async def _attempt(self, errand: AsyncErrand) -> Admission | DispatchError:
         draft = errand.draft
-        with anyio.move_on_after(max(0, errand.admission_left_s())):
-            if errand.must_store and draft.body_key is not None:
-                try:
-                    async with self._bodies:
-                        await self._connection.put(draft.body_key, draft.body, ttl_ms=BODY_TTL_MS)
-                except FabricUnavailable as error:
-                    return error
-                errand.stored = True
-            errand.attempt = self._pipeline.enter(draft.submit(errand.timeout_left_ms()))
-            return await errand.attempt.answer.wait()
-        return FabricUnavailable("Valkey did not answer in time")
+        if errand.must_store and draft.body_key is not None:
+            failure = await self._store(errand, draft.body_key)
+            if failure is not None:
+                return failure
+        errand.attempt = self._pipeline.enter(draft.submit(errand.timeout_left_ms()))
+        answer = await self._unless_silent(errand, errand.attempt.answer)
+        if answer is None:
+            return FabricUnavailable("Valkey did not answer in time")
+        if not isinstance(answer, FabricUnavailable):
+            self._heard = time.monotonic()
+        return answer
+
+    async def _store(self, errand: AsyncErrand, body_key: str) -> DispatchError | None:
+        """Store the body when it is its turn; returns why it could not be done."""
+        stored: Promise[DispatchError | None] = Promise()
+
+        async def put() -> None:
+            try:
+                await self._connection.put(body_key, errand.draft.body, ttl_ms=BODY_TTL_MS)
+            except DispatchError as error:  # as itself, not inside a group of errors
+                stored.set_result(error)
+                return
+            errand.stored = True
+            self._heard = time.monotonic()
+            stored.set_result(None)
+
+        async with self._bodies, anyio.create_task_group() as tasks:
+            if self._heard > errand.asked:  # those in front were answered: from now on it is our turn to be
+                errand.asked = time.monotonic()
+            tasks.start_soon(put)
+            await self._unless_silent(errand, stored)
+            tasks.cancel_scope.cancel()
+        return stored.result() if stored.done() else FabricUnavailable("Valkey did not answer in time")
+
+    async def _unless_silent(self, errand: AsyncErrand, answer: Promise[T]) -> T | None:
+        """Wait for `answer` until the server has been silent, to everybody, for longer than the errand's bound."""
+        while True:
+            with anyio.move_on_after(max(0, errand.admission_left_s())):
+                return await answer.wait()
+            # A busy event loop looks like a silent server: see first what has come meanwhile.
+            with anyio.move_on_after(_LATE_S):
+                return await answer.wait()
+            if self._heard <= errand.asked or errand.overdue():
+                return None
+            errand.asked = self._heard

@@ -51,8 +51,12 @@ class BlockingPath(Protocol[B]):
         """Connect and start."""
         ...
 
-    def begin(self, call: Call, options: CallOptions) -> B:
-        """Send a call off."""
+    def prepare(self, call: Call, options: CallOptions) -> B:
+        """Make a request of a call; nothing is sent yet, so an interruption here leaves nothing behind."""
+        ...
+
+    def begin(self, begun: B) -> None:
+        """Send it off. On any exception the caller calls `leave`."""
         ...
 
     def finish(self, begun: B) -> Reply:
@@ -149,8 +153,9 @@ class DispatchClient:
             FabricUnavailable: Valkey does not answer; the text says what is known about the request.
         """
         path = self._current()
-        begun = path.begin(call, options or CallOptions())
+        begun = path.prepare(call, options or CallOptions())
         try:
+            path.begin(begun)
             return path.finish(begun)
         except BaseException:
             path.leave(begun)
@@ -236,10 +241,12 @@ class _Batch:
 
     def _begin(self, place: int, item: Item) -> DispatchError | None:
         try:
-            begun = self._path.begin(*build_completion(item))
+            self._active[place] = begun = self._path.prepare(*build_completion(item))
+            self._path.begin(begun)
         except DispatchError as error:
+            if (begun := self._active.pop(place, None)) is not None:
+                self._path.leave(begun)
             return error
-        self._active[place] = begun
         begun.ready.add_done_callback(lambda _: self._ready.put(place))
         return None
 

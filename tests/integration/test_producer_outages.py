@@ -12,7 +12,6 @@ import redis
 from dispatch import DispatchClient
 from dispatch.errors import DispatchError, FabricUnavailable, RequestEnded, StateConflict
 from dispatch.fabric import glide as glide_client
-from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.schema import key
 from dispatch.producer.queued import QueuedPath
@@ -22,6 +21,7 @@ from tests.support.groups import configure, unique_group
 from tests.support.producing import (
     MESSAGES,
     after,
+    connected,
     eye,
     frames_left,
     never,
@@ -56,26 +56,27 @@ async def test_no_reply_is_lost_or_late_when_waiters_leave_and_the_server_freeze
         if scope.cancelled_caught:
             left.append(request_id)
 
-    connection = await connect(server.url)
-    async with EchoGateway(connection, group, after(0.2, 2.0)) as gateway:
+    frozen: list[tuple[float, float]] = []
+    async with connected(server.url) as connection, EchoGateway(connection, group, after(0.2, 2.0)) as gateway:
         async with DispatchClient(server.url, fabric_group=group, producer_id="p") as client:
             async with anyio.create_task_group() as tasks:
                 for number in range(200):
                     tasks.start_soon(one, number)
                 await anyio.sleep(0.3)
                 for _ in range(2):
+                    begin = time.monotonic()
                     server.pause()
                     await anyio.sleep(1.2)
                     server.resume()
+                    frozen.append((begin, time.monotonic()))
                     await anyio.sleep(0.2)
             await until(lambda: frames_left(server.url, group, "p") == 0)
             await until(lambda: _blocked(server.url) <= 3)  # this client's pump, the gateway's two waits
         assert left
         assert set(came_at) == {f"r{number}" for number in range(200)} - set(left)
-        late = {name: at - gateway.settled_at[name] for name, at in came_at.items()}
+        late = {name: _awake(gateway.settled_at[name], at, frozen) for name, at in came_at.items()}
         assert max(late.values()) < LATE_S, late
         assert set(gateway.runs.values()) == {1}
-    await connection.aclose()
 
 
 async def test_a_reopened_client_gets_its_replies_while_those_of_the_closed_one_still_come(
@@ -109,9 +110,9 @@ async def test_submits_whose_answer_is_lost_are_one_request_each(start_valkey) -
         reply = await client.complete(model="m", messages=say(f"{number}{large}"), timeout=60)
         replies[number] = said(reply.body).rstrip("x")
 
-    connection = await connect(server.url)
     with eye(server.url) as look:
         async with (
+            connected(server.url) as connection,
             EchoGateway(connection, group, after(0.0, 0.3)) as gateway,
             DispatchClient(server.url, fabric_group=group) as client,
         ):
@@ -125,7 +126,6 @@ async def test_submits_whose_answer_is_lost_are_one_request_each(start_valkey) -
             assert set(gateway.runs.values()) == {1}
             assert len(gateway.runs) == 300
             await until(lambda: frames_left(server.url, group, client.producer_id or "") == 0)
-    await connection.aclose()
 
 
 async def test_submits_that_time_out_at_a_frozen_server_are_one_request_each(
@@ -133,9 +133,9 @@ async def test_submits_that_time_out_at_a_frozen_server_are_one_request_each(
 ) -> None:
     server: ValkeyProcess = start_valkey()
     group = wide_group(server.url)
-    connection = await connect(server.url)
     monkeypatch.setattr(glide_client, "REQUEST_TIMEOUT_S", 0.25)
     async with (
+        connected(server.url) as connection,
         EchoGateway(connection, group) as gateway,
         DispatchClient(server.url, fabric_group=group) as client,
         anyio.create_task_group() as tasks,
@@ -149,7 +149,6 @@ async def test_submits_that_time_out_at_a_frozen_server_are_one_request_each(
             await anyio.sleep(0.1)
     assert len(gateway.runs) == 40
     assert set(gateway.runs.values()) == {1}
-    await connection.aclose()
 
 
 async def test_a_waiting_request_is_cancelled_when_its_caller_leaves(valkey: ValkeyProcess, group: str) -> None:
@@ -235,8 +234,8 @@ async def test_liveness_survives_killed_connections_and_a_restarted_server(start
     server: ValkeyProcess = start_valkey(aof=True)
     group = unique_group()
     configure(server.url, group)
-    connection = await connect(server.url)
     async with (
+        connected(server.url) as connection,
         EchoGateway(connection, group) as gateway,
         DispatchClient(server.url, fabric_group=group, producer_id="p", liveness_ms=900) as client,
     ):
@@ -253,7 +252,6 @@ async def test_liveness_survives_killed_connections_and_a_restarted_server(start
         reply = await client.complete(model="m", messages=say("after"), timeout=20)
         assert said(reply.body) == "after"
         assert set(gateway.runs.values()) == {1}
-    await connection.aclose()
 
 
 async def test_liveness_survives_a_blocked_event_loop(valkey: ValkeyProcess, group: str) -> None:
@@ -314,6 +312,11 @@ async def test_callers_are_told_when_the_group_took_their_producer_for_gone(
 async def _complete_quietly(client: DispatchClient, text: str) -> None:
     reply = await client.complete(model="m", messages=say(text), timeout=60)
     assert said(reply.body) == text
+
+
+def _awake(begin: float, end: float, frozen: list[tuple[float, float]]) -> float:
+    """Return how long of `begin` to `end` the server was not frozen."""
+    return end - begin - sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in frozen)
 
 
 def _kill_clients(look: redis.Redis) -> None:

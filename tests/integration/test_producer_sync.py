@@ -23,7 +23,6 @@ from dispatch.errors import (
     RequestRefused,
     StateConflict,
 )
-from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.records import Lease, Outcome
 from dispatch.fabric.schema import key
@@ -33,6 +32,7 @@ from tests.support.groups import configure, unique_group
 from tests.support.producing import (
     MESSAGES,
     after,
+    connected,
     eye,
     frames_left,
     never,
@@ -202,11 +202,9 @@ async def test_replies_come_through_killed_connections_and_a_restart(start_valke
             _wait_until(lambda: owner(server.url, group, "p") == mine)
             return found
 
-    connection = await connect(server.url)
-    async with EchoGateway(connection, group, after(0.0, 0.1)) as gateway:
+    async with connected(server.url) as connection, EchoGateway(connection, group, after(0.0, 0.1)) as gateway:
         assert await anyio.to_thread.run_sync(work) == [str(number) for number in range(200)]
     assert set(gateway.runs.values()) == {1}
-    await connection.aclose()
 
 
 _FORK = """
@@ -241,6 +239,9 @@ async def main():
                 call.send(None)
             except errors.StateConflict as error:
                 assert "forked child" in str(error)
+            try:
+                client.aclose().send(None)  # closing there touches nothing of the parent's
+            except StopIteration:
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -273,18 +274,17 @@ with DispatchClient(url, fabric_group=group) as client:
 
 async def test_ctrl_c_stops_the_request(valkey: ValkeyProcess, group: str, connection: Connection) -> None:
     async with EchoGateway(connection, group, never) as gateway:
-        process = await anyio.open_process(
-            [sys.executable, "-c", _INTERRUPTED, valkey.url, group], stderr=subprocess.STDOUT
-        )
-        await until(lambda: "stopped" in gateway.leases)
-        process.send_signal(signal.SIGINT)
+        command = [sys.executable, "-c", _INTERRUPTED, valkey.url, group]
+        async with await anyio.open_process(command, stderr=subprocess.STDOUT) as process:
+            await until(lambda: "stopped" in gateway.leases)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            with anyio.fail_after(5):
+                said_there = b"".join([piece async for piece in process.stdout])
+            assert (said_there.decode(), await process.wait()) == ("interrupted\n", 0)
         await until(lambda: gateway.cancelled == ["stopped"])
-        assert process.stdout is not None
-        assert await process.stdout.receive() == b"interrupted\n"
-        assert await process.wait() == 0
-        await process.aclose()
-    with eye(valkey.url) as look:
-        await until(lambda: look.hget(key(group, "request", id="stopped"), "ending") == b"cancelled")
+        with eye(valkey.url) as look:
+            await until(lambda: look.hget(key(group, "request", id="stopped"), "ending") == b"cancelled")
 
 
 def _wait_until(condition) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import redis
 
+from dispatch.fabric.connecting import connect
+from dispatch.fabric.connection import Connection
 from dispatch.fabric.records import Lease
 from dispatch.fabric.schema import key
 from tests.support.echo_gateway import Scripted
@@ -29,6 +32,16 @@ def wide_group(url: str, **changes: Any) -> str:
     name = unique_group()
     configure(url, name, wide_document(**changes))
     return name
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    """Connect to a server of the test's own."""
+    connection = await connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.aclose()
 
 
 def eye(url: str) -> redis.Redis:

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import typing
+from typing import Any
+
+import pytest
+
+import dispatch
+from dispatch.errors import ConfigurationError, InvalidRequest
+from dispatch.producer.options import CallOptions, ClientKeywords, ClientOptions
+from dispatch.producer.session import Session, made_up_producer_id
+
+
+def test_the_keywords_of_a_client_are_the_members_of_its_options() -> None:
+    assert set(typing.get_type_hints(ClientKeywords, localns={"Endpoint": object})) == {
+        field.name for field in dataclasses.fields(ClientOptions)
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client": "memcached"},
+        {"liveness_ms": 0},
+        {"close_ms": 1.5},
+        {"admission_ms": True},
+        {"direct": True},
+        {"endpoint": "http://127.0.0.1/v1"},
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        ClientOptions(**options)
+
+
+def test_an_unknown_keyword_is_refused() -> None:
+    with pytest.raises(TypeError, match="fabric_grup"):
+        dispatch.DispatchClient("valkey://127.0.0.1", fabric_grup="g")  # type: ignore[call-arg] - that is the point
+
+
+@pytest.mark.parametrize("options", [{"timeout_ms": 0}, {"timeout_ms": 2**31}, {"admission_ms": 0}, {"pool_id": ""}])
+def test_wrong_call_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        CallOptions(**options)
+
+
+def test_made_up_producer_ids_differ_and_name_the_process() -> None:
+    assert made_up_producer_id() != made_up_producer_id()
+    assert f"-{os.getpid()}-" in made_up_producer_id()
+
+
+def test_two_sessions_of_one_producer_differ() -> None:
+    options = ClientOptions(producer_id="p")
+    assert Session.begin(options).session_id != Session.begin(options).session_id
+
+
+def test_public_names_are_loaded_when_they_are_used() -> None:
+    program = (
+        "import sys, dispatch; assert 'glide' not in sys.modules and 'httpx' not in sys.modules;"
+        "assert set(dispatch.__all__) <= set(dir(dispatch));"
+        "dispatch.DispatchClient; assert 'httpx' not in sys.modules, 'a producer loads no HTTP stack';"
+        "assert all(getattr(dispatch, name) is not None for name in dispatch.__all__);"
+        "from dispatch.sync import DispatchClient; assert DispatchClient is not dispatch.DispatchClient"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = dispatch.nothing
