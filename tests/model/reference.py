@@ -125,6 +125,17 @@ class Reference:
             name for name, pool in group.pools.items() if not line.blocked(group, pool) and self.launchable(name, now)
         ]
 
+    def first_by_right(self, now: int) -> set[str] | None:
+        """Return the requests one of which has to be launched before any other; None when credit decides.
+
+        Under policy fifo the oldest that may run; else heads of pools whose protected slots are unused.
+        """
+        heads = [head for name in self.eligible(now) if (head := self.launchable(name, now))]
+        if self.group.fifo:
+            return {min(heads, key=lambda head: head.seq).id} if heads else None
+        urgent = {head.id for head in heads if line.below_minimum(self.group, self.group.pools[head.pool_id])}
+        return urgent or None
+
     def launchable(self, pool: str, now: int) -> Request | None:
         """Return the pool's first waiting request that would not be ended instead of launched."""
         for request in self.group.pools[pool].entries:

@@ -107,9 +107,12 @@ class History:
         call = f.lease_claim(gateway, claimant.dispatcher, nonce=claimant.nonce, want=want)
 
         def once() -> None:
+            first, fence = self.twin.first_by_right(self.now), self.twin.group.fence
             server, now = self._run(call)
             assert server == (twin := self.twin.claim(claimant, want, now)), (server, twin)
             self._got(gateway, want, server)
+            if first and server.leases and server.leases[0].fence > fence:
+                assert server.leases[0].request_id in first, (server.leases[0], first)
 
         self._do(once)
 
