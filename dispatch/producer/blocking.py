@@ -80,6 +80,7 @@ class BlockingQueuedPath:
             Listener(lapsed=self._pump.look_after, taken_over=self._taken_over),
         )
         self._unusable: Callable[[], DispatchError] | None = None
+        self._ended = False
 
     def open(self) -> None:
         """Check the library, give the first sign of life and start the threads.
@@ -163,7 +164,7 @@ class BlockingQueuedPath:
         if errand.has_ended() or errand.surely_not_queued():
             self.inbox.withdraw(errand.request_id, errand.slot)
             return
-        self.inbox.abandon(errand.request_id, errand.slot, reply_due())
+        self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
         self._pump.wake()
         try:
             if errand.surely_ours() or self._is_ours(errand.request_id):
@@ -175,9 +176,10 @@ class BlockingQueuedPath:
 
     def close(self) -> None:
         """Cancel what is outstanding, wait for that at most about `close_ms`, and end. Repeatable."""
-        if self._unusable is not None and self._unusable is not self.session.taken_over:
+        if self._ended:
             return
-        self._unusable = _closed
+        self._ended = True
+        self._unusable = self._unusable or _closed
         until = time.monotonic() + self._options.close_ms / 1000
         try:
             self._cancel_outstanding(until)
@@ -266,6 +268,7 @@ class BlockingQueuedPath:
             _log.error("producer_taken_over", producer_id=self.session.producer_id)
             self._unusable = self.session.taken_over
             self._liveness.stop()
+            self._pump.retire()
             self.inbox.fail_all(self.session.taken_over)
 
 

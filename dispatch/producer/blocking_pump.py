@@ -35,6 +35,7 @@ class BlockingPump:
         self._stopped = threading.Event()
         self._doubtful = threading.Event()
         self._untrimmed = False
+        self.retired = False
         self._thread = threading.Thread(target=self._run, name=f"replies-{session.producer_id}", daemon=True)
         self.last_contact = time.monotonic()
 
@@ -50,6 +51,10 @@ class BlockingPump:
         """Say that some requests may never be answered; the thread finds out which."""
         self._doubtful.set()
 
+    def retire(self) -> None:
+        """Read no more: the list is another session's, and so are the tokens."""
+        self.retired = True
+
     def stop(self) -> None:
         """End after what is under way."""
         self._stopped.set()
@@ -64,16 +69,18 @@ class BlockingPump:
         waiter = self._connection.waiter()
         failures = 0
         try:
-            while not self._stopped.is_set():
-                self._wanted.clear()
-                if not (self._inbox.busy() or self._untrimmed):
+            while True:
+                self._wanted.clear()  # before looking, so that what comes after it is not slept over
+                if self._stopped.is_set():
+                    return
+                if self.retired or not (self._inbox.busy() or self._untrimmed):
                     self._wanted.wait()
                     continue
                 try:
                     self._round(waiter)
                     if self._doubtful.is_set():
-                        self._conclude()
                         self._doubtful.clear()
+                        self._conclude()
                 except Exception as error:  # noqa: BLE001 - a pump that died of an error would leave every caller waiting
                     failures += 1
                     self._doubtful.set()

@@ -89,13 +89,12 @@ class DispatchClient:
         connection = self._connection
         if connection is None:
             connection = self._owned = await connect(self._url, client=self._options.client)
-        path = QueuedPath(self._url, self._options, connection)
+        self._path = path = QueuedPath(self._url, self._options, connection)
         try:
             await path.open()
         except BaseException:
-            await self._close_owned()
+            await self.aclose()
             raise
-        self._path = path
         return self
 
     async def __aexit__(

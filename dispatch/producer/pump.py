@@ -54,11 +54,16 @@ class Pump:
         self._wanted = anyio.Event()
         self._draining = anyio.Lock()
         self._untrimmed = False
+        self.retired = False
         self.last_contact = time.monotonic()
 
     def wake(self) -> None:
         """Say that a reply is due."""
         self._wanted.set()
+
+    def retire(self) -> None:
+        """Read no more: the list is another session's, and so are the tokens."""
+        self.retired = True
 
     async def run(self) -> None:
         """Pump until cancelled."""
@@ -66,7 +71,7 @@ class Pump:
         failures = 0
         try:
             while True:
-                if not (self._inbox.busy() or self._untrimmed):
+                if self.retired or not (self._inbox.busy() or self._untrimmed):
                     self._wanted = anyio.Event()
                     await self._wanted.wait()
                 try:

@@ -176,7 +176,7 @@ class QueuedPath:
         if errand.has_ended() or errand.surely_not_queued() or self._tasks is None:
             self.inbox.withdraw(errand.request_id, errand.slot)
             return
-        self.inbox.abandon(errand.request_id, errand.slot, reply_due())
+        self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
         self._pump.wake()
         self._tasks.start_soon(self._farewell.retire, errand)
 
@@ -221,6 +221,7 @@ class QueuedPath:
             _log.error("producer_taken_over", producer_id=self.session.producer_id)
             self._unusable = self.session.taken_over
             self._liveness.stop()
+            self._pump.retire()
             self.inbox.fail_all(self.session.taken_over)
 
     def _from_thread(self, callback: Callable[[], None]) -> None:

@@ -181,6 +181,34 @@ async def test_closing_cancels_what_is_outstanding_and_tells_the_threads(
     assert outcomes == ["cancelled"] * 8
 
 
+async def test_the_newest_client_takes_a_producer_over(
+    valkey: ValkeyProcess, group: str, connection: Connection
+) -> None:
+    def work() -> None:
+        with (
+            ThreadPoolExecutor(1) as thread,
+            DispatchClient(valkey.url, fabric_group=group, producer_id="p", liveness_ms=300) as older,
+        ):
+            waiting = thread.submit(older.complete, model="m", messages=MESSAGES, request_id="old")
+            _wait_until(lambda: "old" in gateway.leases)
+            with DispatchClient(valkey.url, fabric_group=group, producer_id="p", liveness_ms=300):
+                newest = owner(valkey.url, group, "p")
+                with pytest.raises(StateConflict, match="another session owns producer 'p'"):
+                    waiting.result(5)
+                with pytest.raises(StateConflict, match="another session owns producer 'p'"):
+                    older.complete(model="m", messages=MESSAGES)
+                time.sleep(0.3)  # longer than two beats: the older one must not take it back
+                assert owner(valkey.url, group, "p") == newest
+                passed = stopwatch()
+                older.close()
+                assert passed() < 1.0
+
+    async with EchoGateway(connection, group, never) as gateway:
+        await anyio.to_thread.run_sync(work)
+        await until(lambda: gateway.cancelled == ["old"])
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("-p")]
+
+
 async def test_replies_come_through_killed_connections_and_a_restart(start_valkey) -> None:
     server: ValkeyProcess = start_valkey(aof=True)
     group = unique_group()
@@ -190,7 +218,7 @@ async def test_replies_come_through_killed_connections_and_a_restart(start_valke
         def one(number: int) -> str:
             return said(client.complete(model="m", messages=say(str(number)), timeout=30).body)
 
-        with DispatchClient(server.url, fabric_group=group, producer_id="p", liveness_ms=900) as client:
+        with DispatchClient(server.url, fabric_group=group, producer_id="p", liveness_ms=6000) as client:
             mine = owner(server.url, group, "p")
             with ThreadPoolExecutor(16) as threads, eye(server.url) as look:
                 texts = threads.map(one, range(200))
