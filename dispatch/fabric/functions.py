@@ -69,6 +69,7 @@ def lease_settle(
             item.request_id, item.fence, item.outcome.value, _optional(item.status), item.error_type,
             item.error_message, item.verdict.value, item.hold_ms, _optional(item.input_tokens),
             _optional(item.output_tokens), item.head, item.body, int(item.by_reference),
+            _optional(item.actual_cost_units),
         ]  # fmt: skip
     return FunctionCall("lease_settle", args, _settled)
 
@@ -102,6 +103,11 @@ def group_configure(
     return FunctionCall("group_configure", args, _configured)
 
 
+def pool_pause(pool_id: str, action: str, *, actor: str, reason: str = "") -> FunctionCall[r.PoolState]:
+    """Pause, resume or drain a pool (`action`). Repeatable."""
+    return FunctionCall("pool_pause", [pool_id, action, actor, reason], _pool_state)
+
+
 def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
     """Read one section of the group's state, a page at a time, as a decoded JSON document.
 
@@ -132,6 +138,7 @@ def _submission(s: r.Submission) -> list[Argument]:
     return [
         s.request_id, s.pool_id, s.nonce, s.model, _optional(s.message_count), s.images, s.pages,
         _optional(s.estimated_cost_units), _optional(s.timeout_ms), s.body_bytes, s.envelope, s.body,
+        s.fairness_key, _optional(s.priority),
     ]  # fmt: skip
 
 
@@ -217,6 +224,10 @@ def _configured(answer: list[Any]) -> r.Configured:
         problems = tuple(r.FieldProblem(*cells[at : at + 3]) for at in range(0, len(cells), 3))
         return r.Configured(word, generation, problems=problems)
     return r.Configured(word, generation, actor=_text(answer[2]), changed_ms=answer[3])
+
+
+def _pool_state(answer: list[Any]) -> r.PoolState:
+    return r.PoolState(_text(answer[0]) == "APPLIED", _text(answer[1]), answer[2], answer[3])
 
 
 def _library_version(answer: list[Any]) -> r.LibraryVersion:

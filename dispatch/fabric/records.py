@@ -11,7 +11,7 @@ class Submission:
     """Arguments of `request_submit`. `body` is empty when it is over `inline_body_bytes` and was stored by SET before.
 
     `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
-    `timeout_ms` None = the pool's default. `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
+    `timeout_ms` None = the pool's default, `priority` None = the usual (0 first to 3), `fairness_key` "" = none. `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
     """
 
     request_id: str
@@ -29,6 +29,8 @@ class Submission:
     body_bytes: int
     body: bytes = b""
     liveness_ms: int = 30_000
+    fairness_key: str = ""
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Settlement:
     head: bytes = b""
     body: bytes = b""
     by_reference: bool = False
+    actual_cost_units: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,16 @@ class Cancellation:
 
     status: str
     ending: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Answer of `pool_pause`: whether it changed anything, and how the pool stands now (active, paused, draining)."""
+
+    changed: bool
+    state: str
+    waiting: int
+    in_flight: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 --          end) and truncated
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
--- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, returned, request, endings
+-- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request, endings
 -- Flags:   no-writes
 -- Cost:    linear in limit
 -- Twice:   reads again

@@ -1,29 +1,34 @@
 --- lease_settle: end a batch of leases, push their replies, free their slots and claim the next in the same step.
 -- Keys:    group root
 -- Args:    gateway, dispatcher, nonce, want (0 = claim none), count, then per item: request_id fence outcome status
---          error_type error_message verdict hold_ms input_tokens output_tokens head body by_reference(0|1);
---          outcome is succeeded, failed, cancelled, expired, lost or release (give back, the attempt is not counted)
+--          error_type error_message verdict hold_ms input_tokens output_tokens head body by_reference(0|1)
+--          actual_units ("" = as estimated); outcome is succeeded, failed, cancelled, expired, lost or release (give
+--          back, the attempt is not counted)
 -- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED), then the answer of lease_claim
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   leased -> ended, leased -> queued, queued -> leased, queued -> ended
--- Touches: group, pool, request, request_body, requests, returned, rotation, kept, heads, endpoint, waiting, leases,
+-- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads, endpoint, waiting, leases,
 --          holding, deadlines, answer, alive, replies, reply_body, endings, wake, wake_producer
 -- Flags:   allow-oom
 -- Cost:    linear in count and want
 -- Twice:   same nonce: the same words, and those of the same leases that are still current
 local admission = require("state.admission")
 local answers = require("state.answers")
+local cost = require("lib.cost")
 local endings = require("state.endings")
 local endpoints = require("state.endpoints")
 local faults = require("state.faults")
 local leases = require("state.leases")
+local pools = require("state.pools")
 local producers = require("state.producers")
+local queue = require("state.queue")
 local requests = require("state.requests")
+local rotation = require("state.rotation")
 local schema = require("schema")
 local slots = require("state.slots")
 local state = require("state.step")
 
-local FIRST_ITEM, ITEM_LENGTH = 5, 13
+local FIRST_ITEM, ITEM_LENGTH = 5, 14
 local OUTCOMES = { succeeded = true, failed = true, cancelled = true, expired = true, lost = true, release = true }
 
 local function read_item(args, index)
@@ -33,6 +38,7 @@ local function read_item(args, index)
     error_type = args[at + 5], error_message = args[at + 6], verdict = args[at + 7],
     hold_ms = tonumber(args[at + 8]) or 0, input_tokens = args[at + 9], output_tokens = args[at + 10],
     reply = { head = args[at + 11], body = args[at + 12], by_reference = args[at + 13] == "1" },
+    actual_units = tonumber(args[at + 14]),
   }
 end
 
@@ -47,6 +53,17 @@ local function note_endpoint(step, request, item)
   if item.verdict ~= "failure" then return end
   record.failures = record.failures + 1
   record.last_error, record.last_error_ms = item.error_type, step.now
+end
+
+-- Pool and key pay or get back what the request cost more or less than estimated.
+local function settle_cost(step, request, item)
+  local pool = item.actual_units and pools.get(step, request.pool)
+  if not pool then return end
+  local difference = cost.clamp(item.actual_units, step.config.cost_min, step.config.cost_max) - request.units
+  if difference == 0 then return end
+  pool.record.cost_served = pool.record.cost_served + difference
+  queue.settle(step, pool, request.flow, difference)
+  rotation.settle_cost(step, pool, difference)
 end
 
 -- Settle one lease that is held. Returns the word for it.
@@ -69,6 +86,7 @@ local function settle(step, request, item)
   end
   item.outcome = ending == "reply_dropped" and item.outcome or ending
   endings.finish(step, request, ending, item)
+  settle_cost(step, request, item)
   slots.free(step, request)
   return word
 end

@@ -3,18 +3,19 @@
 -- Args:    contract, producer, session, liveness_ms (how long the producer counts as alive from now), count, then per
 --          request: request_id, pool, nonce, model, message_count ("" = none), images, pages, estimated_cost_units
 --          ("" = none), timeout_ms ("" = the pool's default), body_bytes, envelope, body ("" when it is larger than
---          inline_body_bytes and was stored by SET before)
+--          inline_body_bytes and was stored by SET before), fairness_key ("" = none), priority ("" = the usual)
 -- Answers: per request five cells: ADMITTED deadline_ms server_ms "" "" | EXISTS state "" "" "" |
 --          REFUSED reason value limit retry_after_ms (-1 = unknown) |
 --          FAULT text "" "" "" (an error that is about this request alone)
 -- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
 -- Moves:   none -> queued
--- Touches: group, pool, request, request_body, requests, deadlines, rotation, kept, heads, alive, wake
+-- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, deadlines, rotation, kept, heads, alive, wake
 -- Flags:   (none)
 -- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
 local cost = require("lib.cost")
 local faults = require("state.faults")
+local flows = require("state.flows")
 local group = require("state.group")
 local names = require("lib.names")
 local pools = require("state.pools")
@@ -26,12 +27,13 @@ local schema = require("schema")
 local state = require("state.step")
 local wake = require("state.wake")
 
-local FIRST_REQUEST, REQUEST_LENGTH = 5, 12
+local FIRST_REQUEST, REQUEST_LENGTH = 5, 14
 
 -- The first limit the request would break: reason, what is there, what is allowed.
 local function refusal(step, pool, bytes)
   local config, record = pool.config, pool.record
   if not config.enabled then return "pool_disabled", 0, 0 end
+  if record.draining then return "pool_draining", record.depth, 0 end
   if bytes > step.config.max_payload_bytes then return "body_too_large", bytes, step.config.max_payload_bytes end
   if record.depth >= config.max_queue_depth then return "pool_full", record.depth, config.max_queue_depth end
   if record.bytes + bytes > config.max_queue_bytes then
@@ -54,6 +56,13 @@ local function problem(request)
   if not request.bytes or request.bytes < 0 then
     return faults.texts.bad_argument("body_bytes", request.bytes, "a whole number from 0")
   end
+  if request.fairness_key ~= "" and not names.valid(request.fairness_key) then
+    return faults.texts.bad_argument("fairness_key", request.fairness_key, names.ALLOWED)
+  end
+  local level, levels = request.level, schema.limits.priority_levels
+  if not level or level < 0 or level >= levels or level ~= math.floor(level) then
+    return faults.texts.bad_argument("priority", request.level_text, "a whole number from 0 to " .. levels - 1)
+  end
   if request.timeout_text ~= "" and not (request.timeout_ms and request.timeout_ms >= 1) then
     return faults.texts.bad_argument("timeout_ms", request.timeout_text, "a whole number from 1")
   end
@@ -66,7 +75,8 @@ local function read(args, index, step, producer)
     id = args[at + 1], pool = args[at + 2], nonce = args[at + 3], model = args[at + 4],
     message_count = tonumber(args[at + 5]), images = tonumber(args[at + 6]) or 0, pages = tonumber(args[at + 7]) or 0,
     units = tonumber(args[at + 8]), timeout_text = args[at + 9], timeout_ms = tonumber(args[at + 9]),
-    bytes = tonumber(args[at + 10]), envelope = args[at + 11], body = args[at + 12],
+    bytes = tonumber(args[at + 10]), envelope = args[at + 11], body = args[at + 12], fairness_key = args[at + 13],
+    level = args[at + 14] == "" and schema.limits.priority_default or tonumber(args[at + 14]), level_text = args[at + 14],
     producer = producer, submitted_ms = step.now,
   }
 end
@@ -92,6 +102,7 @@ local function submit(step, request)
   request.deadline_ms = step.now + math.min(request.timeout_ms or config.default_timeout_ms, config.max_timeout_ms)
   request.cost = cost.units(request.units, request.images, request.pages, step.config)
   request.seq = step.group.seq + 1
+  request.flow = flows.of(step, pool, request.fairness_key)
   if not requests.admit(step, request) then
     return refuse(step, pool, request, "body_missing", #request.body, request.bytes)
   end

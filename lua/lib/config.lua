@@ -34,6 +34,7 @@ local POOL_FIELDS = {
   { "endpoint_url", "text", "" },
   { "delivery", "word", "at_most_once", { "at_most_once", "at_least_once" } },
   { "max_attempts", "optional", nil, 1, 100 },
+  { "priority_ageing_ms", "whole", 10000, 0, HOUR_MS },
   { "max_queue_depth", "whole", 10000, 0, HUGE },
   { "max_queue_bytes", "whole", 268435456, 0, HUGE },
   { "default_timeout_ms", "whole", 600000, 1, 24 * HOUR_MS },

@@ -88,9 +88,9 @@ local function launch(step, pool, head, request, claim)
   step.group.fence = step.group.fence + 1
   request.state, request.gateway, request.dispatcher = "leased", claim.gateway, claim.dispatcher
   request.fence, request.claimed_ms, request.attempt = step.group.fence, step.now, request.attempt + 1
-  request.endpoint, request.claim_nonce = pool.config.endpoint, claim.nonce
+  request.endpoint, request.claim_nonce, request.units = pool.config.endpoint, claim.nonce, units
   request.lease_until = step.now + step.config.lease_ms
-  queue.drop_head(step, pool, head)
+  queue.drop_head(step, pool, head, units)
   queue.count_out(step, pool, request.bytes)
   requests.lease(step, request)
   slots.take(step, pool, endpoints.get(step, pool.config.endpoint), units)

@@ -26,4 +26,8 @@ function faults.texts.pool_unknown(pool, known)
   return string.format('POOL_UNKNOWN pool "%s" is not configured; known: %s', pool, table.concat(shown, ", "))
 end
 
+function faults.pool_unknown(pool, known)
+  return server.error_reply(faults.texts.pool_unknown(pool, known))
+end
+
 return faults

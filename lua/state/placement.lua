@@ -57,7 +57,7 @@ local function remove_pools(step, details, named, old_policy)
       rotation.lift(step, pool, pool.config.endpoint, old_policy)
       rotation.strike(step, pool)
       pools.remove(step, name)
-      queue.remove(step, name)
+      queue.remove(step, pool)
     end
   end
 end

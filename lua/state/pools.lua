@@ -14,9 +14,11 @@ function pools.new_record()
     deficit = 0, mark = 0, open = false, launches = 0, -- lib/drr.lua
     place = "idle",             -- idle, line (can be visited) or parked
     kept = false,               -- stands in the kept list
+    levels = { 0, 0, 0, 0 },    -- entries in the lists of each priority level
     submitted = 0, launched = 0, cost_served = 0,
     endings = {}, rejected = {}, skips = {},
-    -- absent when unset: turn, head (first entry's text), parked (skip reason), reason, reason_since, paused
+    -- absent when unset: turn, head (first entry's text; head_flow and head_level when it stands in a flow's list),
+    -- parked (skip reason), reason, reason_since, paused, draining, keyed, virtual_time, idle_keys (state/flows.lua)
   }
 end
 

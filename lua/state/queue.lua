@@ -1,5 +1,6 @@
 --- The waiting requests of one pool, in arrival order. What was given back stands in front, by its group sequence.
 local entry = require("lib.entry")
+local flows = require("state.flows")
 local keys = require("state.keys")
 
 local queue = {}
@@ -17,10 +18,7 @@ end
 
 --- Append a request that has just arrived.
 function queue.append(step, pool, request)
-  local text = entry.encode(request)
-  -- Only the list's own length tells that this is the first: something foreign may stand in it.
-  local length = server.call("RPUSH", keys.of(step.root, "requests", pool.name), text)
-  if length == 1 and pool.record.returned == 0 then pool.record.head = text end
+  flows.append(step, pool, request, entry.encode(request))
   count_in(step, pool, request.bytes)
 end
 
@@ -39,37 +37,44 @@ function queue.bury(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
---- The first entry, decoded (once a step), or nil when there is none. Reads the list only when the record does not know
--- it.
+local function first_returned(step, pool)
+  if pool.record.returned == 0 then return nil end
+  local text = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), 0, 0)[1]
+  return text and entry.decode(text)
+end
+
+--- The first entry, decoded (once a step), or nil when there is none. Lists are read only when the record does not know.
 function queue.peek(step, pool)
   local record = pool.record
   if pool.head and pool.head.text == record.head then return pool.head end
-  if not record.head then
-    if queue.length(pool) == 0 then return nil end
-    if record.returned > 0 then
-      record.head = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), 0, 0)[1]
-    end
-    -- The list's first may still be the older one: a request is given back behind one that never left.
-    local first = server.call("LINDEX", keys.of(step.root, "requests", pool.name), 0)
-    if first and (not record.head or entry.decode(first).seq < entry.decode(record.head).seq) then
-      record.head = first
-    end
-    if not record.head then return nil end
+  if record.head then
+    pool.head = entry.decode(record.head)
+    pool.head.flow, pool.head.level = record.head_flow, record.head_level
+    return pool.head
   end
-  pool.head = entry.decode(record.head)
-  return pool.head
+  if queue.length(pool) == 0 then return nil end
+  local head = first_returned(step, pool)
+  -- Without keys the list's first may be the older one: a request was given back behind one that never left. With keys
+  -- what was given back goes first: its key has paid for it.
+  if not head or not record.keyed then
+    local waiting = flows.first(step, pool)
+    if waiting and (not head or waiting.seq < head.seq) then head = waiting end
+  end
+  if not head then return nil end
+  record.head, record.head_flow, record.head_level = head.text, head.flow, head.level
+  pool.head = head
+  return head
 end
 
---- Remove the entry that was just peeked.
-function queue.drop_head(step, pool, head)
+--- Remove the entry that was just peeked. `units`: what its launch is charged, nil when it is not launched.
+function queue.drop_head(step, pool, head, units)
   local record = pool.record
   record.head = nil
-  if record.returned > 0
-    and server.call("ZREM", keys.of(step.root, "returned", pool.name), head.text) == 1 then
-    record.returned = record.returned - 1
-    return
+  if head.flow then
+    flows.pop(step, pool, head, units)
+  else
+    record.returned = record.returned - server.call("ZREM", keys.of(step.root, "returned", pool.name), head.text)
   end
-  server.call("LPOP", keys.of(step.root, "requests", pool.name))
 end
 
 --- The popped request leaves the queue: it runs or has ended.
@@ -79,9 +84,20 @@ function queue.count_out(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
+--- Nothing waits in the pool any more.
+function queue.rest(pool)
+  flows.rest_pool(pool)
+end
+
+--- Settle the cost of a request that has ended: its key pays or gets back `difference`.
+function queue.settle(step, pool, flow, difference)
+  flows.settle(step, pool, flow, difference)
+end
+
 --- Remove what is left of an empty queue; for a pool that is removed.
-function queue.remove(step, name)
-  server.call("DEL", keys.of(step.root, "requests", name), keys.of(step.root, "returned", name))
+function queue.remove(step, pool)
+  flows.remove(step, pool)
+  server.call("DEL", keys.of(step.root, "returned", pool.name))
 end
 
 return queue

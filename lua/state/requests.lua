@@ -1,8 +1,8 @@
 --- One request: its record, its body, its deadline.
 --
 -- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
--- deadline_ms, bytes, model, message_count; from the last claim: gateway, dispatcher, fence, claimed_ms, endpoint,
--- claim_nonce, attempt), the producer's `envelope`, and `body` if it is small. A large body has its own key.
+-- deadline_ms, bytes, model, message_count, flow, level; from the last claim: gateway, dispatcher, fence, claimed_ms,
+-- endpoint, claim_nonce, attempt, units), the producer's `envelope`, and `body` if it is small. A large body has its own key.
 local keys = require("state.keys")
 local schema = require("schema")
 
@@ -43,8 +43,8 @@ end
 function requests.admit(step, request)
   local record = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
     cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
-    bytes = request.bytes, model = request.model, message_count = request.message_count, attempt = 0, fence = 0,
-    gateway = "", endpoint = "" })
+    bytes = request.bytes, model = request.model, message_count = request.message_count, flow = request.flow,
+    level = request.level, attempt = 0, fence = 0, gateway = "", endpoint = "" })
   local request_key = keys.of(step.root, "request", request.id)
   if is_small(request.bytes) then
     if #request.body ~= request.bytes then return false end
@@ -69,7 +69,8 @@ local function write(step, request, state)
   server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "record", cmsgpack.pack({
     pool = request.pool, producer = request.producer, nonce = request.nonce, cost = request.cost, seq = request.seq,
     submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms, bytes = request.bytes,
-    model = request.model, message_count = request.message_count, attempt = request.attempt, fence = request.fence,
+    model = request.model, message_count = request.message_count, flow = request.flow, level = request.level,
+    units = request.units, attempt = request.attempt, fence = request.fence,
     gateway = request.gateway, dispatcher = request.dispatcher, endpoint = request.endpoint,
     claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce }))
 end

@@ -142,6 +142,7 @@ function rotation.leave(step, pool)
     endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
   end
   drr.drop_credit(record)
+  queue.rest(pool)
   record.place, record.parked, record.turn, record.head = "idle", nil, nil, nil
   record.reason, record.reason_since = nil, nil
   pass_endpoint_on(step, pool)
@@ -279,6 +280,25 @@ function rotation.freed_slot(step, pool, endpoint, was_blocked)
     rotation.consider_kept(step, pool)
   end
   rotation.use_room(step, endpoint)
+end
+
+--- The pool pays or gets back `difference` for a request that has ended. Debt has no floor and stays when the pool is
+-- empty; a refund to an empty pool only pays debt.
+function rotation.settle_cost(step, pool, difference)
+  local record = pool.record
+  record.deficit = record.deficit - difference
+  if record.place == "idle" then record.deficit = math.min(record.deficit, 0) end
+  restart_pass(step)
+end
+
+--- Nothing of the pool may launch until it is resumed.
+function rotation.pause(step, pool)
+  if pool.record.place == "line" then rotation.park(step, pool, "paused") end
+end
+
+--- The pool may launch again.
+function rotation.resume(step, pool)
+  if pool.record.parked == "paused" then rotation.come_back(step, pool) end
 end
 
 --- Strike a pool that is removed off the kept list.

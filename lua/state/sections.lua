@@ -2,12 +2,16 @@
 -- Scalars only: never a body, never the envelope's metadata. What is not known is absent, never 0.
 local endpoints = require("state.endpoints")
 local entry = require("lib.entry")
+local flows = require("state.flows")
 local gateways = require("state.gateways")
 local keys = require("state.keys")
 local pools = require("state.pools")
 local requests = require("state.requests")
 
 local sections = {}
+
+-- A page looks at no more flows than this, so that 10,000 keys do not hold up the server.
+local WAITING_FLOWS_MAX = 200
 
 -- Page through `names` (sorted in document order): the part from position `cursor`, at most `limit`.
 local function page(names, cursor, limit)
@@ -29,6 +33,7 @@ local function pool_row(step, name)
     pending = record.depth, pending_bytes = record.bytes, in_flight = record.in_flight, deficit = record.deficit,
     place = record.place, turn = record.turn, submitted = record.submitted, launched = record.launched,
     cost_served = record.cost_served, block_reason = record.reason, block_since_ms = record.reason_since,
+    paused = record.paused, draining = record.draining, priority_ageing_ms = config.priority_ageing_ms,
   }
   for _, counter in ipairs({ "endings", "rejected", "skips" }) do
     if next(record[counter]) then row[counter] = record[counter] end
@@ -83,7 +88,8 @@ local function request_row(step, id)
     request_id = id, state = request.state, ending = request.ending or nil, pool_id = request.pool,
     producer_id = request.producer, model = request.model, message_count = request.message_count, cost = request.cost,
     attempt = request.attempt, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
-    body_bytes = request.bytes, claimed_ms = leased and request.claimed_ms or nil,
+    body_bytes = request.bytes, priority = request.level,
+    fairness_key = request.flow ~= flows.SHARED and request.flow or nil, claimed_ms = leased and request.claimed_ms or nil,
     gateway_id = leased and request.gateway or nil, dispatcher_id = leased and request.dispatcher or nil,
     endpoint_id = leased and request.endpoint or nil, cancel_asked_by = request.cancel or nil,
   }
@@ -104,24 +110,37 @@ function sections.leases(step, _, cursor, limit)
   return rows, #found == 2 * limit and tostring(from + limit) or ""
 end
 
---- Waiting requests of the pool `subject`, in the order in which they leave. Entries whose request has ended are left
+-- Entries of the pool from position `from`: what was given back, then flow by flow in the order of their turns.
+local function waiting_texts(step, pool, from, limit)
+  local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), from, from + limit - 1)
+  local skip = math.max(0, from - pool.record.returned)
+  for _, flow in ipairs(flows.waiting(step, pool, WAITING_FLOWS_MAX)) do
+    for _, list in ipairs(flows.lists(step, pool, flow)) do
+      if #texts >= limit then return texts end
+      local length = server.call("LLEN", list)
+      if skip < length then
+        for _, text in ipairs(server.call("LRANGE", list, skip, skip + limit - #texts - 1)) do
+          texts[#texts + 1] = text
+        end
+      end
+      skip = math.max(0, skip - length)
+    end
+  end
+  return texts
+end
+
+--- Waiting requests of the pool `subject`: flow by flow, each flow in its order. Entries whose request has ended are left
 -- out.
 function sections.waiting(step, _, cursor, limit, subject)
   local from, rows = tonumber(cursor) or 0, {}
   local pool = pools.get(step, subject)
   if not pool then return rows, "" end
-  local texts = {}
-  if from == 0 and pool.record.returned > 0 then
-    texts = server.call("ZRANGE", keys.of(step.root, "returned", subject), 0, limit - 1)
-  end
-  local listed = server.call("LRANGE", keys.of(step.root, "requests", subject), from, from + limit - 1)
-  for _, text in ipairs(listed) do texts[#texts + 1] = text end
+  local texts = waiting_texts(step, pool, from, limit)
   for _, text in ipairs(texts) do
-    local head = entry.decode(text)
-    local row = request_row(step, head.id)
+    local row = request_row(step, entry.decode(text).id)
     if row and row.state == "queued" then rows[#rows + 1] = row end
   end
-  return rows, #listed == limit and tostring(from + limit) or ""
+  return rows, #texts == limit and tostring(from + limit) or ""
 end
 
 -- Fields of an ending record that are shown, and whether they are numbers.
