@@ -79,9 +79,15 @@ function queue.count_out(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
+--- Drop all entries of a pool in which nothing waits: they are tombstones.
+function queue.clear(step, pool)
+  queue.remove(step, pool.name)
+  pool.record.tombstones, pool.record.returned, pool.record.head = 0, 0, nil
+end
+
 --- Remove what is left of an empty queue; for a pool that is removed.
 function queue.remove(step, name)
-  server.call("DEL", keys.of(step.root, "requests", name), keys.of(step.root, "returned", name))
+  server.call("UNLINK", keys.of(step.root, "requests", name), keys.of(step.root, "returned", name))
 end
 
 return queue
