@@ -65,6 +65,8 @@ def read_call(operation: Operation, body: bytes) -> Call:
     main = operation.main_member
     try:
         members = _read_members(body, ("model", "stream", main))
+        if members["model"] is _MISSING and members[main] is _MISSING:
+            raise InvalidRequest(f"the members 'model' and {main!r} are missing", code="missing_member")
         model = _model(members["model"])
         stream = _stream(members["stream"])
         content = _content(operation, members[main])

@@ -29,6 +29,7 @@ _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
 _METADATA = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 _INTEGER_MAX = 2**63 - 1
+_UNITS_MAX = 2**31 - 1
 
 Headers = Mapping[bytes, tuple[bytes, ...]]
 
@@ -103,6 +104,9 @@ def _metadata(headers: Headers) -> Mapping[str, Scalar]:
         raise _wrong(name, f"has {len(metadata)} members, at most {METADATA_MAX_MEMBERS} are allowed")
     if any(isinstance(item, int) and abs(item) > _INTEGER_MAX for item in metadata.values()):
         raise _wrong(name, "holds an integer beyond 64 bits")
+    units = metadata.get("estimated_cost_units")
+    if type(units) is int:  # the cost rule brings it into its own bounds anyway
+        metadata["estimated_cost_units"] = min(max(units, 0), _UNITS_MAX)
     return metadata
 
 

@@ -57,7 +57,7 @@ class IngressSettings:
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024
-    admission_ms: int = 900
+    admission_ms: int = 800
     upload_rate: int = 1024 * 1024
     body_idle_s: float = 20.0
     body_total_s: float = 120.0

@@ -131,7 +131,7 @@ class BlockingQueuedPath:
 
         Raises:
             RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
-            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+            FabricUnavailable: Valkey did not answer; whether it was queued is not known, and the caller cancels it.
         """
         errand = waiting.errand
         self.inbox.expect(errand.request_id, errand.slot)

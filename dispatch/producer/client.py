@@ -139,7 +139,8 @@ class DispatchClient:
             InvalidRequest: an argument is wrong, cannot be JSON or is not finite; nothing was sent.
             RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
             RequestEnded: it was queued and did not succeed; `reply` says how. `BackendError` for a direct call.
-            FabricUnavailable: Valkey does not answer; the text says what is known about the request.
+            FabricUnavailable: Valkey does not answer; whether it was queued is not known, and it is cancelled if so.
+            OutcomeUnknown: it was queued, and how it ended cannot be learnt any more.
         """
         named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
         return await self._complete(named | more)
@@ -149,7 +150,7 @@ class DispatchClient:
 
         Raises:
             InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
-            FabricUnavailable: Valkey does not answer; the text says what is known about the request.
+            FabricUnavailable, OutcomeUnknown: as of `complete`.
         """
         if self._path is None:
             raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")

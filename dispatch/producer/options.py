@@ -44,7 +44,8 @@ class ClientOptions:
     `liveness_ms` is how long the group takes this producer for alive after its last sign; a sign goes out at a third.
     `replies_ttl_ms` is how long replies wait for a producer that does not read.
     `admission_ms` bounds how long a submit whose answer was lost is repeated (or the call's timeout, if shorter). It
-    stays below the time a group remembers an ended request (60 s), so that a repeat can never be a second request.
+    stays below the time a group remembers an ended request (60 s), so that a repeat can never be a second request. The
+    wait behind other requests of this client does not count while the server answers those.
     `close_ms` bounds how long closing waits for outstanding requests to be cancelled.
     """
 

@@ -97,7 +97,8 @@ class QueuedPath:
         Raises:
             InvalidRequest: the call cannot be queued.
             RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
-            FabricUnavailable: Valkey did not answer; the text says what is known about the request.
+            FabricUnavailable: Valkey did not answer; whether it was queued is not known, and it is cancelled if so.
+            OutcomeUnknown: it was queued, and how it ended cannot be learnt any more.
         """
         self._check_usable()
         errand = AsyncErrand(

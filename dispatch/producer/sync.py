@@ -150,7 +150,7 @@ class DispatchClient:
 
         Raises:
             InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
-            FabricUnavailable: Valkey does not answer; the text says what is known about the request.
+            FabricUnavailable, OutcomeUnknown: as of the asynchronous client.
         """
         path = self._current()
         begun = path.prepare(call, options or CallOptions())

@@ -4,8 +4,8 @@
 -- Answers: server_ms lost requeued expired more(0|1)
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   leased -> ended, leased -> queued, queued -> ended
--- Touches: group, pool, request, request_body, returned, rotation, kept, heads, endpoint, waiting, leases, holding,
---          deadlines, alive, replies, wake_producer, endings, wake, gateway, gateways
+-- Touches: group, pool, request, request_body, requests, returned, rotation, kept, heads, endpoint, waiting, leases,
+--          holding, deadlines, alive, replies, wake_producer, endings, wake, gateway, gateways
 -- Flags:   allow-oom
 -- Cost:    linear in limit
 -- Twice:   the second finds what the first left

@@ -5,8 +5,8 @@
 -- Answers: server_ms generation, lost_count ids, cancelled_count ids, rows (as lease_claim) of leases it did not name
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   queued -> ended, leased -> ended
--- Touches: group, gateway, gateways, leases, holding, request, request_body, deadlines, pool, endpoint, rotation,
---          heads, kept, waiting, alive, replies, wake, wake_producer, endings
+-- Touches: group, gateway, gateways, leases, holding, request, request_body, requests, returned, deadlines, pool,
+--          endpoint, rotation, heads, kept, waiting, alive, replies, wake, wake_producer, endings
 -- Flags:   allow-oom
 -- Cost:    linear in the leases held, plus a bounded number of passed deadlines
 -- Twice:   renews again; same answer

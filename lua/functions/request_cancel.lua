@@ -4,8 +4,8 @@
 -- Answers: CANCELLED "" | CANCELLING gateway | ENDED ending | UNKNOWN ""
 -- Errors:  GROUP_UNKNOWN
 -- Moves:   queued -> ended
--- Touches: group, pool, request, request_body, requests, deadlines, rotation, alive, replies, wake_producer, endings,
---          wake_gateway
+-- Touches: group, pool, request, request_body, requests, returned, deadlines, rotation, kept, heads, endpoint, waiting,
+--          alive, replies, wake_producer, endings, wake_gateway
 -- Flags:   allow-oom
 -- Cost:    constant (the entry becomes a tombstone)
 -- Twice:   ENDED cancelled, or CANCELLING again

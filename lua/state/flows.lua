@@ -18,6 +18,7 @@ local flows = {}
 flows.SHARED = "*"
 
 local LEVELS = 4
+local CLEARED_KEYS_MAX = 200
 
 local function list_key(step, pool, flow, level)
   if flow == flows.SHARED and level == schema.limits.priority_default then
@@ -193,6 +194,26 @@ function flows.lists(step, pool, flow)
     if pool.record.levels[level + 1] > 0 then found[#found + 1] = list_key(step, pool, flow, level) end
   end
   return found
+end
+
+--- Drop all entries of a pool in which nothing waits: they are tombstones. False when it has so many keys that this
+-- would hold up the server; then they stay until they are met.
+function flows.clear(step, pool)
+  local record = pool.record
+  local names = { flows.SHARED, 0 }
+  if record.keyed then
+    if server.call("ZCARD", live_key(step, pool)) > CLEARED_KEYS_MAX then return false end
+    names = server.call("ZRANGE", live_key(step, pool), 0, -1, "WITHSCORES")
+  end
+  for at = 1, #names, 2 do
+    for level = 0, LEVELS - 1 do
+      if record.levels[level + 1] > 0 then server.call("UNLINK", list_key(step, pool, names[at], level)) end
+    end
+    if record.keyed then rest(step, pool, names[at], tonumber(names[at + 1])) end
+  end
+  if record.keyed then server.call("DEL", live_key(step, pool)) end
+  record.levels = { 0, 0, 0, 0 }
+  return true
 end
 
 --- Nothing waits in the pool any more: without a key whose tag still counts, it is as if it never saw one.

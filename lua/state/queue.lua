@@ -84,8 +84,13 @@ function queue.count_out(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
---- Nothing waits in the pool any more.
-function queue.rest(pool)
+--- Nothing waits in the pool any more: what is left in its lists are tombstones.
+function queue.rest(step, pool)
+  local record = pool.record
+  if record.tombstones > 0 and flows.clear(step, pool) then
+    if record.returned > 0 then server.call("UNLINK", keys.of(step.root, "returned", pool.name)) end
+    record.tombstones, record.returned, record.head = 0, 0, nil
+  end
   flows.rest_pool(pool)
 end
 
@@ -97,7 +102,7 @@ end
 --- Remove what is left of an empty queue; for a pool that is removed.
 function queue.remove(step, pool)
   flows.remove(step, pool)
-  server.call("DEL", keys.of(step.root, "returned", pool.name))
+  server.call("UNLINK", keys.of(step.root, "returned", pool.name))
 end
 
 return queue

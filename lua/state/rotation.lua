@@ -132,7 +132,8 @@ function rotation.park(step, pool, reason)
   pass_endpoint_on(step, pool)
 end
 
---- Nothing waits in the pool any more: it leaves, credit is forgotten, debt stays.
+--- Nothing waits in the pool any more: it leaves, credit is forgotten, debt stays. Tombstones go with it: nobody would
+-- come by to drop them, and requests cancelled while no gateway claims would pile up.
 function rotation.leave(step, pool)
   local record = pool.record
   if record.place == "line" then
@@ -142,7 +143,7 @@ function rotation.leave(step, pool)
     endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
   end
   drr.drop_credit(record)
-  queue.rest(pool)
+  queue.rest(step, pool)
   record.place, record.parked, record.turn, record.head = "idle", nil, nil, nil
   record.reason, record.reason_since = nil, nil
   pass_endpoint_on(step, pool)

@@ -27,9 +27,11 @@ function wake.ring_for(step, count)
   end
 end
 
---- Tell one gateway to renew now.
+--- Tell one gateway to renew now. One that has died leaves no tokens behind.
 function wake.ring_gateway(step, gateway)
-  push(keys.of(step.root, "wake_gateway", gateway))
+  local key = keys.of(step.root, "wake_gateway", gateway)
+  push(key)
+  server.call("PEXPIRE", key, 2 * step.config.lease_ms)
 end
 
 --- Tell a producer's pump that frames arrived.

@@ -138,10 +138,11 @@ def forget_credit(pool: Pool) -> None:
 
 
 def leave(group: Group, pool: Pool) -> None:
-    """Take an empty pool out."""
+    """Take an empty pool out, and the tombstones with it: nobody would come by to drop them."""
     if pool.place == "line":
         collect(group, pool)
     forget_credit(pool)
+    pool.entries.clear()
     pool.place, pool.parked, pool.turn, pool.reason = "idle", "", None, ""
     turn_over(group, pool)
 

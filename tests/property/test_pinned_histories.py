@@ -157,6 +157,14 @@ def test_fifo_request_given_back_does_not_wait_behind_a_younger_holder(history: 
     assert launched(history) == ["a"]
 
 
+def test_requests_cancelled_while_nobody_claims_leave_no_entries(history: History) -> None:
+    history.configure(document({"a": {}}))
+    for request_id in submit(history, "a", 1, 1, 1):
+        history.cancel(request_id)
+    history.agree()
+    assert history.eye.client.exists(history.eye.key("requests", pool="a")) == 0
+
+
 def test_vanished_bodies_count_among_the_dead_heads_of_one_call(history: History) -> None:
     history.configure(document({"a": {}}))
     for request_id in submit(history, "a", *[1] * (LIMITS["dead_heads_max"] + 5)):

@@ -58,6 +58,10 @@ def test_each_operation_has_its_main_member(operation: Operation, member: bytes)
     call = read_call(operation, b'{"model":"m",' + member + b"}")
     assert call.message_count is None
     assert refusal(b'{"model":"m"}', operation).param == operation.main_member
+    assert refusal(b"{" + member + b"}", operation).param == "model"
+    both = refusal(b"{}", operation)
+    assert both.param is None
+    assert operation.main_member in both.message
 
 
 @pytest.mark.parametrize(("value", "stream"), [(b"true", True), (b"false", False), (b"null", False)])
