@@ -6,8 +6,8 @@
 --          deadline_ms lease_until_ms cost body_bytes nonce envelope body
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   queued -> leased, queued -> ended
--- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads, deadlines, endpoint, waiting,
---          leases, holding, answer, alive, replies, wake_producer, endings, wake
+-- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads,
+--          deadlines, endpoint, waiting, leases, holding, answer, alive, replies, wake_producer, endings, wake
 -- Flags:   allow-oom
 -- Cost:    linear in want, plus a bounded number of dead heads and barren visits; any number of pools
 -- Twice:   same nonce: those of the same leases that are still current

@@ -79,8 +79,12 @@ local function run(keys, args)
 
   producers.in_grace(step) -- judged before this heartbeat counts
   step.group.last_beat = step.now
-  gateways.beat(step, gateway, { host = args[2], pid = args[3], version = args[4], slots = args[5],
-    started_ms = args[6], draining = args[7] })
+  if args[7] == "1" and args[5] == "0" and held_count == 0 then
+    gateways.leave(step, gateway) -- a drained gateway's last heartbeat: no slots, nothing held
+  else
+    gateways.beat(step, gateway, { host = args[2], pid = args[3], version = args[4], slots = args[5],
+      started_ms = args[6], draining = args[7] })
+  end
   local renewed, lost, cancelled = review(step, held)
   local rows = unknown(step, gateway, held, nonces)
   for _, request in ipairs(rows) do renewed[#renewed + 1] = request.id end

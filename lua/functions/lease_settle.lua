@@ -7,8 +7,9 @@
 -- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED), then the answer of lease_claim
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   leased -> ended, leased -> queued, queued -> leased, queued -> ended
--- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads, endpoint, waiting, leases,
---          holding, deadlines, answer, alive, replies, reply_body, endings, wake, wake_producer
+-- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads,
+--          endpoint, waiting, leases, holding, deadlines, answer, alive, replies, reply_body, endings, wake,
+--          wake_producer
 -- Flags:   allow-oom
 -- Cost:    linear in count and want
 -- Twice:   same nonce: the same words, and those of the same leases that are still current

@@ -7,9 +7,10 @@
 -- Answers: per request five cells: ADMITTED deadline_ms server_ms "" "" | EXISTS state "" "" "" |
 --          REFUSED reason value limit retry_after_ms (-1 = unknown) |
 --          FAULT text "" "" "" (an error that is about this request alone)
--- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
+-- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT, STATE_CONFLICT
 -- Moves:   none -> queued
--- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, deadlines, rotation, kept, heads, alive, wake
+-- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, deadlines, rotation, kept, heads,
+--          alive, wake
 -- Flags:   (none)
 -- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
@@ -76,7 +77,8 @@ local function read(args, index, step, producer)
     message_count = tonumber(args[at + 5]), images = tonumber(args[at + 6]) or 0, pages = tonumber(args[at + 7]) or 0,
     units = tonumber(args[at + 8]), timeout_text = args[at + 9], timeout_ms = tonumber(args[at + 9]),
     bytes = tonumber(args[at + 10]), envelope = args[at + 11], body = args[at + 12], fairness_key = args[at + 13],
-    level = args[at + 14] == "" and schema.limits.priority_default or tonumber(args[at + 14]), level_text = args[at + 14],
+    level = args[at + 14] == "" and schema.limits.priority_default or tonumber(args[at + 14]),
+    level_text = args[at + 14],
     producer = producer, submitted_ms = step.now,
   }
 end
@@ -129,6 +131,8 @@ local function run(keys, args)
   end
   local step = state.begin(keys[1])
   if not step then return faults.group_unknown(keys[1]) end
+  local owner = producers.session(keys[1], producer)
+  if owner and owner ~= session then return faults.state_conflict("another session owns producer " .. producer) end
   step.admitted = 0
   local answer = {}
   for index = 1, count do

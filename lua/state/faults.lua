@@ -26,6 +26,10 @@ function faults.texts.pool_unknown(pool, known)
   return string.format('POOL_UNKNOWN pool "%s" is not configured; known: %s', pool, table.concat(shown, ", "))
 end
 
+function faults.state_conflict(what)
+  return server.error_reply("STATE_CONFLICT " .. what)
+end
+
 function faults.pool_unknown(pool, known)
   return server.error_reply(faults.texts.pool_unknown(pool, known))
 end

@@ -1,9 +1,9 @@
 --- The flows of one pool: a list for each fairness key and priority level, and the tags that decide whose turn it is.
 --
--- Start-time fair queueing (Goyal, Vin, Cheng) between the keys of a pool: the key with the lowest tag is next; only a pop
--- moves it (V = its tag, then tag + cost). A key that joins or returns gets max(V, its old tag); an idle key's tag is
--- kept until V has passed it. Requests without a key share one flow. A pool that never saw a key or a level has one list
--- and none of this. Bound: two waiting keys of one pool differ by at most 2M in cost over every window.
+-- Start-time fair queueing (Goyal, Vin, Cheng) between the keys of a pool: the key with the lowest tag is next; only
+-- a pop moves it (V = its tag, then tag + cost). A key that joins or returns gets max(V, its old tag); an idle key's
+-- tag is kept until V has passed it. Requests without a key share one flow. A pool that never saw a key or a level
+-- has one list and none of this. Bound: two waiting keys of one pool differ by at most 2M in cost over every window.
 --
 -- Inside a flow there is a list for each level (0 first to 3). Next is the level head with the least
 -- `submitted_ms + level x ageing_ms`, ties to the older, so a request is overtaken only by a better level that was
@@ -63,8 +63,8 @@ local function join(step, pool, flow)
   server.call("ZADD", live_key(step, pool), tag, flow)
 end
 
---- The flow a request with this fairness key joins: the key's own, or the shared one when the pool has as many keys as it
--- may.
+--- The flow a request with this fairness key joins: the key's own, or the shared one when the pool has as many keys
+-- as it may.
 function flows.of(step, pool, fairness_key)
   if fairness_key == "" then return flows.SHARED end
   local record = pool.record
@@ -181,17 +181,20 @@ function flows.settle(step, pool, flow, difference)
   rest(step, pool, flow, math.max(record.virtual_time, tonumber(idle or record.virtual_time)) + difference)
 end
 
---- Names of the flows in which something waits, the one whose turn it is first.
-function flows.waiting(step, pool, count)
-  if not pool.record.keyed then return { flows.SHARED } end
-  return server.call("ZRANGE", live_key(step, pool), 0, count - 1)
+--- How many tags of keys are kept in which nothing waits.
+function flows.idle_count(step, pool)
+  return server.call("ZCARD", idle_key(step, pool))
 end
 
---- The lists of a flow that may hold entries, the best level first.
-function flows.lists(step, pool, flow)
+--- The lists that may hold entries, the flow whose turn it is first; of at most `count` flows.
+function flows.all_lists(step, pool, count)
   local found = {}
-  for level = 0, LEVELS - 1 do
-    if pool.record.levels[level + 1] > 0 then found[#found + 1] = list_key(step, pool, flow, level) end
+  local names = { flows.SHARED }
+  if pool.record.keyed then names = server.call("ZRANGE", live_key(step, pool), 0, count - 1) end
+  for _, flow in ipairs(names) do
+    for level = 0, LEVELS - 1 do
+      if pool.record.levels[level + 1] > 0 then found[#found + 1] = list_key(step, pool, flow, level) end
+    end
   end
   return found
 end

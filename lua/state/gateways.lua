@@ -12,6 +12,13 @@ function gateways.beat(step, name, about)
   server.call("SADD", keys.of(step.root, "gateways"), name)
 end
 
+--- The gateway has stopped in good order.
+function gateways.leave(step, name)
+  server.call("DEL", keys.of(step.root, "gateway", name))
+  server.call("SREM", keys.of(step.root, "gateways"), name)
+  step.group.sleepers[name] = nil
+end
+
 --- Forget gateways whose entry has expired: they no longer wait for wake tokens. At most `limit` are looked at.
 function gateways.forget_expired(step, limit)
   for at, name in ipairs(server.call("SMEMBERS", keys.of(step.root, "gateways"))) do

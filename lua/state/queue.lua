@@ -5,6 +5,8 @@ local keys = require("state.keys")
 
 local queue = {}
 
+local PAGE_FLOWS_MAX = 1000
+
 --- Number of entries, tombstones included.
 function queue.length(pool)
   return pool.record.depth + pool.record.tombstones
@@ -43,7 +45,8 @@ local function first_returned(step, pool)
   return text and entry.decode(text)
 end
 
---- The first entry, decoded (once a step), or nil when there is none. Lists are read only when the record does not know.
+--- The first entry, decoded (once a step), or nil when there is none. Lists are read only when the record does not
+-- know.
 function queue.peek(step, pool)
   local record = pool.record
   if pool.head and pool.head.text == record.head then return pool.head end
@@ -82,6 +85,25 @@ function queue.count_out(step, pool, bytes)
   local record = pool.record
   record.depth, record.bytes = record.depth - 1, record.bytes - bytes
   step.group.queued = step.group.queued - 1
+end
+
+--- Entries of the pool from position `cursor`, at most `limit`: what was given back, then flow by flow in the order of
+-- their turns. Also where to go on, "" at the end. A page looks at a bounded number of flows.
+function queue.page(step, pool, cursor, limit)
+  local from = tonumber(cursor) or 0
+  local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), from, from + limit - 1)
+  local skip = math.max(0, from - pool.record.returned)
+  for _, list in ipairs(flows.all_lists(step, pool, PAGE_FLOWS_MAX)) do
+    if #texts >= limit then break end
+    local length = server.call("LLEN", list)
+    if skip < length then
+      for _, text in ipairs(server.call("LRANGE", list, skip, skip + limit - #texts - 1)) do
+        texts[#texts + 1] = text
+      end
+    end
+    skip = math.max(0, skip - length)
+  end
+  return texts, #texts == limit and tostring(from + limit) or ""
 end
 
 --- Nothing waits in the pool any more: what is left in its lists are tombstones.

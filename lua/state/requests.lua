@@ -2,7 +2,8 @@
 --
 -- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
 -- deadline_ms, bytes, model, message_count, flow, level; from the last claim: gateway, dispatcher, fence, claimed_ms,
--- endpoint, claim_nonce, attempt, units), the producer's `envelope`, and `body` if it is small. A large body has its own key.
+-- endpoint, claim_nonce, attempt, units), the producer's `envelope`, and `body` if it is small. A large body has its
+-- own key.
 local keys = require("state.keys")
 local schema = require("schema")
 

@@ -308,6 +308,14 @@ function rotation.strike(step, pool)
   step.group.kept = step.group.kept - struck
 end
 
+--- Take the pool out of every structure it could stand in, whatever its record says; its credit stays. For a repair.
+function rotation.take_out(step, pool)
+  for _, line in ipairs({ "rotation", "heads" }) do server.call("ZREM", keys.of(step.root, line), pool.name) end
+  endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
+  rotation.strike(step, pool)
+  pool.record.kept = false
+end
+
 --- Forget every placement of the pool and place it anew, at the turn it has. For a changed config.
 function rotation.place_anew(step, pool)
   local record = pool.record

@@ -5,22 +5,12 @@ local entry = require("lib.entry")
 local flows = require("state.flows")
 local gateways = require("state.gateways")
 local keys = require("state.keys")
+local pages = require("lib.pages")
 local pools = require("state.pools")
+local queue = require("state.queue")
 local requests = require("state.requests")
 
 local sections = {}
-
--- A page looks at no more flows than this, so that 10,000 keys do not hold up the server.
-local WAITING_FLOWS_MAX = 200
-
--- Page through `names` (sorted in document order): the part from position `cursor`, at most `limit`.
-local function page(names, cursor, limit)
-  local from = (tonumber(cursor) or 0) + 1
-  local part = {}
-  for at = from, math.min(#names, from + limit - 1) do part[#part + 1] = names[at] end
-  local left = from + limit <= #names
-  return part, left and tostring(from + limit - 1) or ""
-end
 
 local function pool_row(step, name)
   local pool = pools.get(step, name)
@@ -46,14 +36,14 @@ local function pool_row(step, name)
 end
 
 function sections.pools(step, details, cursor, limit)
-  local names, next_cursor = page(details.pools, cursor, limit)
+  local names, next_cursor = pages.part(details.pools, cursor, limit)
   local rows = {}
   for at, name in ipairs(names) do rows[at] = pool_row(step, name) end
   return rows, next_cursor
 end
 
 function sections.endpoints(step, details, cursor, limit)
-  local names, next_cursor = page(details.endpoints, cursor, limit)
+  local names, next_cursor = pages.part(details.endpoints, cursor, limit)
   local rows = {}
   for at, name in ipairs(names) do
     local endpoint = endpoints.get(step, name)
@@ -67,7 +57,7 @@ function sections.endpoints(step, details, cursor, limit)
 end
 
 function sections.gateways(step, _, cursor, limit)
-  local names, next_cursor = page(gateways.names(step.root), cursor, limit)
+  local names, next_cursor = pages.part(gateways.names(step.root), cursor, limit)
   local rows = {}
   for _, name in ipairs(names) do
     local about = gateways.entry(step.root, name)
@@ -110,37 +100,17 @@ function sections.leases(step, _, cursor, limit)
   return rows, #found == 2 * limit and tostring(from + limit) or ""
 end
 
--- Entries of the pool from position `from`: what was given back, then flow by flow in the order of their turns.
-local function waiting_texts(step, pool, from, limit)
-  local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), from, from + limit - 1)
-  local skip = math.max(0, from - pool.record.returned)
-  for _, flow in ipairs(flows.waiting(step, pool, WAITING_FLOWS_MAX)) do
-    for _, list in ipairs(flows.lists(step, pool, flow)) do
-      if #texts >= limit then return texts end
-      local length = server.call("LLEN", list)
-      if skip < length then
-        for _, text in ipairs(server.call("LRANGE", list, skip, skip + limit - #texts - 1)) do
-          texts[#texts + 1] = text
-        end
-      end
-      skip = math.max(0, skip - length)
-    end
-  end
-  return texts
-end
-
---- Waiting requests of the pool `subject`: flow by flow, each flow in its order. Entries whose request has ended are left
--- out.
+--- Waiting requests of the pool `subject`: flow by flow, each flow in its order. Entries whose request has ended are
+-- left out.
 function sections.waiting(step, _, cursor, limit, subject)
-  local from, rows = tonumber(cursor) or 0, {}
-  local pool = pools.get(step, subject)
+  local rows, pool = {}, pools.get(step, subject)
   if not pool then return rows, "" end
-  local texts = waiting_texts(step, pool, from, limit)
+  local texts, next_cursor = queue.page(step, pool, cursor, limit)
   for _, text in ipairs(texts) do
     local row = request_row(step, entry.decode(text).id)
     if row and row.state == "queued" then rows[#rows + 1] = row end
   end
-  return rows, #texts == limit and tostring(from + limit) or ""
+  return rows, next_cursor
 end
 
 -- Fields of an ending record that are shown, and whether they are numbers.
