@@ -324,8 +324,8 @@ def run(valkey: ValkeyProcess, *, examples: int, steps: int) -> Counter[str]:
 
 
 COMMON = {
-    "a capped pool", "a holder", "a second attempt", "debt", "grace", "kept pools", "several pools wait for an endpoint",
-    "tombstones", "virtual rounds", "ending succeeded", "ending failed", "ending cancelled", "ending expired",
+    "a capped pool", "a holder", "a second attempt", "debt", "grace", "kept pools", "tombstones", "virtual rounds",
+    "several pools wait for an endpoint", "ending succeeded", "ending failed", "ending cancelled", "ending expired",
     "ending lost", "ending malformed", "ending producer_gone", "ending reply_dropped",
 }  # fmt: skip
 RARE = {"a pass over several calls", "ending dead"}
