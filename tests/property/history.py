@@ -223,6 +223,23 @@ class History:
         times = {"last_beat": group.last_beat_ms, "grace_until": group.grace_until_ms}
         self.eye.change(self.eye.key("group"), times)
 
+    def wind_down(self) -> None:
+        """Cancel what waits, settle what runs, and see that nothing of any request is left without an expiry."""
+        self.outage(begins=False)
+        for request in list(self.twin.group.requests.values()):
+            if request.state == "queued":
+                self.cancel(request.id)
+        for request in self.twin.group.leased():
+            item = r.Settlement(request_id=request.id, fence=request.fence, outcome=r.Outcome.SUCCEEDED)
+            until = self.server_time() + LONG_MS  # some have run out: settled they may be only before they are reaped
+            self.eye.client.zadd(self.eye.key("leases"), {request.id: until}, xx=True)
+            self.twin.group.leases[request.id] = until
+            self.settle(request.gateway, [item], 0)
+        assert not self.twin.group.leases
+        assert self.twin.group.queued == 0
+        immortal = self.eye.immortal_keys()
+        assert not immortal, immortal
+
     # -- what must hold ---------------------------------------------------------------------------------------------
 
     def agree(self) -> None:

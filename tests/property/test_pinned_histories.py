@@ -174,6 +174,14 @@ def test_vanished_bodies_count_among_the_dead_heads_of_one_call(history: History
     history.claim("g0", 1)
 
 
+def test_credit_beyond_one_greatest_request_is_not_kept(history: History) -> None:
+    history.configure(document({"a": {"quantum": 50, "max_burst_per_visit": 1}}))
+    submit(history, "a", 1, 1, 1)
+    history.claim("g0", 2)
+    history.agree()
+    assert history.twin.group.pools["a"].deficit == 16
+
+
 @pytest.mark.parametrize("quantum", [1, 50])
 def test_reconfiguring_a_pool_in_its_visit_keeps_its_credit(history: History, quantum: int) -> None:
     history.configure(document({"a": {"quantum": quantum}, "b": {}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,9 @@ View = dict[str, Any]
 SAME_MOMENT_MS = 60_000
 """Times that begin in a call whose answer does not carry the server's time are compared within this."""
 
+_LASTING = re.compile(
+    r"hash:llm:group|hash:llm:(pool|endpoint):[^:]+|list:llm:(kept|wake)|stream:llm:[a-z]+|set:llm:gateways"
+)
 _POOL_FIELDS = ("deficit", "open", "launches", "place", "submitted", "launched", "cost_served")
 _RECORD_FIELDS = ("depth", "bytes", "tombstones", "in_flight", *_POOL_FIELDS)
 
@@ -37,6 +41,15 @@ class ServerEye:
         record = msgspec.msgpack.decode(self.client.hget(key_, "record")) | fields
         tables = {name: {} for name, value in record.items() if value == []}  # an empty Lua table comes as a list
         self.client.hset(key_, "record", msgspec.msgpack.encode(record | tables))
+
+    def immortal_keys(self) -> list[str]:
+        """Return keys that no expiry bounds, but those that belong to the group, its pools and its endpoints."""
+        found = []
+        for name in self.client.scan_iter(match="{" + self._group + "}*", count=10_000):
+            kind = name.decode().partition("}:")[2]
+            if not _LASTING.fullmatch(kind) and self.client.ttl(name) == -1:
+                found.append(kind)
+        return found
 
     def view(self, twin: Group, gateways: Iterable[str]) -> View:
         """Read the group. The twin says only which names to look for."""
