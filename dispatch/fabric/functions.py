@@ -117,6 +117,17 @@ def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 
 
+def fabric_audit(part: str, *, cursor: str = "", limit: int = 500, subject: str = "") -> FunctionCall[Any]:
+    """Hold stored counters against the structures: group, pools, endpoints, entries (`subject` = pool), leases."""
+    return FunctionCall("fabric_audit", [part, cursor, limit, subject], msgspec.json.decode, read_only=True)
+
+
+def fabric_repair(repair: r.Repair, *, actor: str) -> FunctionCall[bool]:
+    """Set a counter that an audit found wrong, if it still is what the audit saw. Answers whether it was done."""
+    args: list[Argument] = [repair.kind, repair.name, repair.field, repair.seen, repair.value, actor]
+    return FunctionCall("fabric_repair", args, _repaired)
+
+
 def library_version() -> FunctionCall[r.LibraryVersion]:
     """Say which library the server runs."""
     return FunctionCall("library_version", [], _library_version, read_only=True)
@@ -228,6 +239,10 @@ def _configured(answer: list[Any]) -> r.Configured:
 
 def _pool_state(answer: list[Any]) -> r.PoolState:
     return r.PoolState(_text(answer[0]) == "APPLIED", _text(answer[1]), answer[2], answer[3])
+
+
+def _repaired(answer: list[Any]) -> bool:
+    return _text(answer[0]) == "REPAIRED"
 
 
 def _library_version(answer: list[Any]) -> r.LibraryVersion:

@@ -230,6 +230,17 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """One counter to set: `kind` is group, pool, endpoint or placement (a pool is placed anew; the rest is unused)."""
+
+    kind: str
+    name: str
+    field: str = ""
+    seen: int = 0
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryVersion:
     """What library the server runs."""
 

@@ -5,7 +5,8 @@
 -- Answers: APPLIED state waiting in_flight | UNCHANGED state waiting in_flight (state is active, paused or draining)
 -- Errors:  GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
--- Touches: group, pool, endpoint, rotation, heads, kept, waiting, events, wake
+-- Touches: group, pool, endpoint, rotation, heads, kept, waiting, requests, flow, flows, returned,
+--          events, wake
 -- Flags:   allow-oom
 -- Cost:    constant
 -- Twice:   UNCHANGED

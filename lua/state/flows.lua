@@ -24,7 +24,7 @@ local function list_key(step, pool, flow, level)
   if flow == flows.SHARED and level == schema.limits.priority_default then
     return keys.of(step.root, "requests", pool.name)
   end
-  return keys.of(step.root, "flow", pool.name, flow .. ":" .. level)
+  return keys.of(step.root, "flow", pool.name, flow, level)
 end
 
 local function live_key(step, pool)

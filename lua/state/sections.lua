@@ -79,7 +79,8 @@ local function request_row(step, id)
     producer_id = request.producer, model = request.model, message_count = request.message_count, cost = request.cost,
     attempt = request.attempt, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
     body_bytes = request.bytes, priority = request.level,
-    fairness_key = request.flow ~= flows.SHARED and request.flow or nil, claimed_ms = leased and request.claimed_ms or nil,
+    fairness_key = request.flow ~= flows.SHARED and request.flow or nil,
+    claimed_ms = leased and request.claimed_ms or nil,
     gateway_id = leased and request.gateway or nil, dispatcher_id = leased and request.dispatcher or nil,
     endpoint_id = leased and request.endpoint or nil, cancel_asked_by = request.cancel or nil,
   }

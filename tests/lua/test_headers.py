@@ -21,6 +21,7 @@ _WORD = re.compile(r"\b[A-Z][A-Z_]+\b")
 
 # Files that read keys of others, and why that is in order.
 READERS = {
+    "state/audit.lua": "an audit compares every structure and changes nothing",
     "state/sections.lua": "a snapshot shows everything and changes nothing",
     "state/rotation.lua": "a pool that parks leaves the rotation for its endpoint's waiting list in one move",
     "state/gateways.lua": "the registry says how many leases a gateway holds",

@@ -11,7 +11,7 @@ import redis
 
 from dispatch.fabric import functions as f
 from dispatch.fabric.headers import read_header
-from dispatch.fabric.records import Heartbeat, Lease, Outcome, Settlement, Submission
+from dispatch.fabric.records import Heartbeat, Lease, Outcome, Repair, Settlement, Submission
 from dispatch.fabric.schema import document, key, lua_root, root
 from dispatch.fabric.sync import BlockingConnection
 from tests.conftest import load_library
@@ -30,12 +30,16 @@ class Life:
         self.connection = BlockingConnection(url)
         self._numbers = itertools.count(1)
 
-    def submit(self, *, pool: str = "default", timeout_ms: int | None = None, body_bytes: int = 2) -> str:
+    def submit(
+        self, *, pool: str = "default", timeout_ms: int | None = None, body_bytes: int = 2, fairness_key: str = "",
+        priority: int | None = None,
+    ) -> str:  # fmt: skip
         number = next(self._numbers)
         submission = Submission(
             request_id=f"r{number}", pool_id=pool, producer_id="p", session="s", nonce=f"n{number}", model="m",
             message_count=1, images=0, pages=0, estimated_cost_units=None, timeout_ms=timeout_ms,
             envelope=b"{}", body_bytes=body_bytes, body=b"{}" if body_bytes == 2 else b"",
+            fairness_key=fairness_key, priority=priority,
         )  # fmt: skip
         if not submission.body:
             body_key = key(GROUP, "request_body", id=submission.request_id, nonce=submission.nonce)
@@ -47,11 +51,17 @@ class Life:
         call = f.lease_claim("g", "g/watched", nonce=f"n{next(self._numbers)}", want=want)
         return self.connection.run(GROUP, call).leases
 
-    def settle(self, *leases: Lease, outcome: Outcome = Outcome.SUCCEEDED, want: int = 0, large: bool = False) -> None:
+    def settle(
+        self, *leases: Lease, outcome: Outcome = Outcome.SUCCEEDED, want: int = 0, large: bool = False,
+        actual_units: int | None = None,
+    ) -> None:  # fmt: skip
         items = [
-            Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, by_reference=large)
+            Settlement(
+                request_id=lease.request_id, fence=lease.fence, outcome=outcome, by_reference=large,
+                actual_cost_units=actual_units,
+            )
             for lease in leases
-        ]
+        ]  # fmt: skip
         call = f.lease_settle("g", "g/watched", nonce=f"n{next(self._numbers)}", want=want, items=items)
         self.connection.run(GROUP, call)
 
@@ -92,7 +102,27 @@ class Life:
         configure(self.url, GROUP, document, expected=1)
         self.submit(pool="interactive")
         self.settle(*self.claim(2), want=2)
+        self.keyed()
+        self.watched()
         self.connection.close()
+
+    def keyed(self) -> None:
+        """Fairness keys and levels, paused and drained pools."""
+        for fairness_key, priority in (("", None), ("a", 0), ("b", 3), ("a", 1)):
+            self.submit(pool="backfill", fairness_key=fairness_key, priority=priority)
+        self.settle(*self.claim(2), want=2, actual_units=9)
+        self.cancel(self.submit(pool="backfill", fairness_key="c"))
+        for action in ("pause", "drain", "resume"):
+            self.connection.run(GROUP, f.pool_pause("backfill", action, actor="a"))
+        self.settle(*self.claim(8))
+
+    def watched(self) -> None:
+        """What an operator's doctor asks and does."""
+        self.submit(fairness_key="d")
+        for part in ("group", "pools", "endpoints", "entries", "leases"):
+            self.connection.run(GROUP, f.fabric_audit(part, subject="default"))
+        self.connection.run(GROUP, f.fabric_repair(Repair("pool", "default", "bytes", seen=2, value=2), actor="a"))
+        self.connection.run(GROUP, f.fabric_repair(Repair("placement", "default"), actor="a"))
 
 
 def touched_by_function(url: str) -> dict[str, set[str]]:

@@ -240,7 +240,7 @@ class FakeFabric:
     def _lease_settle(self, args: list[Any]) -> list[Any]:
         self._known()
         _, _, nonce, want, count, *cells = args
-        rows = [cells[at : at + 13] for at in range(0, 13 * count, 13)]
+        rows = [cells[at : at + 14] for at in range(0, 14 * count, 14)]
         if self.poison and any(row[0] == self.poison and row[11] for row in rows):
             raise BadArgument("a result that is not taken")
         if nonce not in self._answers:

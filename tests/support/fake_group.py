@@ -174,12 +174,12 @@ class FakeGroup:
     def _request_submit(self, args: list[Any]) -> Any:
         _contract, producer, session, _liveness, count = args[:5]
         answer: list[Any] = []
-        for at in range(5, 5 + 12 * count, 12):
-            answer += self._submit(producer, session, args[at : at + 12])
+        for at in range(5, 5 + 14 * count, 14):
+            answer += self._submit(producer, session, args[at : at + 14])
         return answer
 
     def _submit(self, producer: str, session: str, args: list[Any]) -> list[Any]:
-        request_id, pool, nonce, _model, _messages, _images, _pages, _units, timeout, size, envelope, body = args
+        request_id, pool, nonce, _model, _messages, _images, _pages, _units, timeout, size, envelope, body = args[:12]
         now = int(time.time() * 1000)
         held = self.requests.get(request_id)
         if held is not None:
