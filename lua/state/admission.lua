@@ -44,7 +44,7 @@ local function end_head(step, pool, head, request, ending)
   queue.drop_head(step, pool, head)
   if ending == "malformed" then pools.skip(step, pool, "malformed_head") end
   if ending == "tombstone" then
-    pool.record.tombstones = pool.record.tombstones - 1
+    pool.record.tombstones = math.max(0, pool.record.tombstones - 1)
     return
   end
   if not request then -- nothing is known but what the entry says
@@ -111,7 +111,7 @@ local function serve_kept(step, claim, budget)
   if budget.spent then return true end
   if not head then
     rotation.turn_kept(step, pool, false)
-    rotation.lost_work(step, pool)
+    rotation.leave(step, pool)
     return true
   end
   local blocked = block_reason(step, pool)
@@ -132,7 +132,7 @@ local function visit(step, pool, claim, budget)
   local head, request = live_head(step, pool, budget)
   if budget.spent then return end
   if not head then
-    rotation.lost_work(step, pool)
+    rotation.leave(step, pool) -- even if the record says that something waits: entries can be lost
     return
   end
   if rotation.rerank(step, pool, head) then return end

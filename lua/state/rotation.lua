@@ -161,12 +161,10 @@ end
 function rotation.after_launch(step, pool)
   restart_pass(step)
   local record = pool.record
-  if record.depth == 0 then
+  local head = record.depth > 0 and queue.peek(step, pool)
+  if not head then
     rotation.leave(step, pool)
-    return
-  end
-  local head = queue.peek(step, pool)
-  if fifo(step) then
+  elseif fifo(step) then
     server.call("ZADD", line_key(step), head.seq, pool.name)
     pass_endpoint_on(step, pool)
   elseif record.open and drr.visit_over(record, rotation.units(step, head), pool.config.max_burst_per_visit) then

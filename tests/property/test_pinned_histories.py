@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dispatch.fabric import functions as f
 from dispatch.fabric import records as r
 from dispatch.fabric.schema import LIMITS
 from dispatch.fabric.sync import BlockingConnection
@@ -268,3 +269,30 @@ def test_own_old_lease_elsewhere_brings_a_pool_below_its_minimum_back(history: H
     settle(history, pool="a")
     history.agree()
     history.claim("g0", 1)
+
+
+def test_queue_that_was_deleted_wedges_nothing(history: History) -> None:
+    """The twin knows no such damage, so only the server is asked: it answers, goes on, and the rest ends by deadline."""
+    history.configure(document({"a": {"min_concurrent": 1}}))
+    submit(history, "a", 1, 1, 1)
+    history.eye.client.delete(history.eye.key("requests", pool="a"))
+    claims = [history.connection.run(history.name, f.lease_claim("g", "g/x", nonce=n, want=9)) for n in ("1", "2")]
+    assert [lease.request_id for claim in claims for lease in claim.leases] == ["r0"]
+    history.connection.run(history.name, f.request_submit(submission("r3", "a", 1)))
+    later = history.connection.run(history.name, f.lease_claim("g", "g/x", nonce="3", want=9))
+    assert [lease.request_id for lease in later.leases] == ["r3"]
+    for request_id in ("r1", "r2"):
+        history.deadline_passes(history.twin.group.requests[request_id], long_ago=False)
+    assert history.connection.run(history.name, f.lease_reap(limit=10)).expired == 2
+    totals = history.connection.run(history.name, f.fabric_snapshot("group"))
+    assert (totals["pending"], totals["in_flight"]) == (0, 2)
+
+
+def test_waiting_request_that_was_deleted_ends_malformed(history: History) -> None:
+    history.configure(document({"a": {}}))
+    first, second = submit(history, "a", 1, 1)
+    history.eye.client.delete(history.eye.key("request", id=first))
+    claim = history.connection.run(history.name, f.lease_claim("g", "g/x", nonce="1", want=9))
+    assert ([lease.request_id for lease in claim.leases], claim.ended) == ([second], 1)
+    totals = history.connection.run(history.name, f.fabric_snapshot("group"))
+    assert (totals["pending"], totals["in_flight"]) == (0, 1)
