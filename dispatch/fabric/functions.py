@@ -22,6 +22,7 @@ _LEASE_FIELDS = 15
 _CLAIM_FIELDS = 6
 _SUBMIT_SENDER = 4
 _ADMISSION_FIELDS = 5
+_CONFIGURED_FIELDS = 4
 
 
 Admission = r.Admitted | r.Exists | r.Refused
@@ -49,9 +50,12 @@ def submit_together(calls: Sequence[FunctionCall[Admission]]) -> FunctionCall[li
     return FunctionCall("request_submit", args, _admissions)
 
 
-def request_cancel(request_id: str, *, actor: str, reason: str = "") -> FunctionCall[r.Cancellation]:
-    """End a waiting request at once; flag a running one and tell its gateway. Repeatable."""
-    return FunctionCall("request_cancel", [request_id, actor, reason], _cancellation)
+def request_cancel(
+    request_id: str, *, actor: str, reason: str = "", only_waiting: bool = False
+) -> FunctionCall[r.Cancellation]:
+    """End a waiting request at once; flag a running one and tell its gateway (or leave it alone). Repeatable."""
+    scope = "waiting" if only_waiting else ""
+    return FunctionCall("request_cancel", [request_id, actor, reason, scope], _cancellation)
 
 
 def lease_claim(gateway_id: str, dispatcher_id: str, *, nonce: str, want: int) -> FunctionCall[r.Claim]:
@@ -99,7 +103,13 @@ def group_configure(
     document: bytes, *, expected_generation: int, actor: str, reason: str, nonce: str
 ) -> FunctionCall[r.Configured]:
     """Apply a whole config (JSON), all or nothing, if the generation in force is `expected_generation` (0 = none)."""
-    args: list[Argument] = [CONTRACT_VERSION, expected_generation, document, actor, reason, nonce]
+    args: list[Argument] = [CONTRACT_VERSION, expected_generation, document, actor, reason, nonce, "apply"]
+    return FunctionCall("group_configure", args, _configured)
+
+
+def group_check(document: bytes, *, expected_generation: int) -> FunctionCall[r.Configured]:
+    """Say what applying `document` would answer and change, and change nothing. VALID stands for APPLIED."""
+    args: list[Argument] = [CONTRACT_VERSION, expected_generation, document, "", "", "", "check"]
     return FunctionCall("group_configure", args, _configured)
 
 
@@ -111,8 +121,9 @@ def pool_pause(pool_id: str, action: str, *, actor: str, reason: str = "") -> Fu
 def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
     """Read one section of the group's state, a page at a time, as a decoded JSON document.
 
-    Sections: group, config, pools, endpoints, gateways, leases, waiting, request, endings. `subject` is the pool
-    (waiting) or the request id (request).
+    Sections: group, config, generation, generations, pools, endpoints, gateways, leases, waiting, request, endings.
+    `subject` is the pool (waiting; pools, if only that one is wanted), the request id (request) or the number
+    (generation).
     """
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 
@@ -234,7 +245,12 @@ def _configured(answer: list[Any]) -> r.Configured:
         cells = [_text(cell) for cell in answer[2:]]
         problems = tuple(r.FieldProblem(*cells[at : at + 3]) for at in range(0, len(cells), 3))
         return r.Configured(word, generation, problems=problems)
-    return r.Configured(word, generation, actor=_text(answer[2]), changed_ms=answer[3])
+    changed = answer[4] if len(answer) > _CONFIGURED_FIELDS else 0
+    cells = [_text(cell) for cell in answer[_CONFIGURED_FIELDS + 1 :]]
+    changes = tuple(r.FieldChange(*cells[at : at + 3]) for at in range(0, len(cells), 3))
+    return r.Configured(
+        word, generation, actor=_text(answer[2]), changed_ms=answer[3], changed=changed, changes=changes
+    )
 
 
 def _pool_state(answer: list[Any]) -> r.PoolState:

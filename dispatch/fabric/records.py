@@ -11,7 +11,8 @@ class Submission:
     """Arguments of `request_submit`. `body` is empty when it is over `inline_body_bytes` and was stored by SET before.
 
     `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
-    `timeout_ms` None = the pool's default, `priority` None = the usual (0 first to 3), `fairness_key` "" = none. `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
+    `timeout_ms` None = the pool's default, `priority` None = the usual (0 first to 3), `fairness_key` "" = none.
+    `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
     """
 
     request_id: str
@@ -189,10 +190,20 @@ class FieldProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """Answer of `group_configure`. `status` is APPLIED, UNCHANGED, CONFLICT or INVALID.
+class FieldChange:
+    """One difference between two configs in words: where (`pools[a].quantum`), what it was, what it becomes."""
 
-    For CONFLICT `generation`, `actor` and `changed_ms` are those of the config that is in force.
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Answer of `group_configure`. `status` is APPLIED, UNCHANGED, CONFLICT or INVALID, or VALID for a check.
+
+    For CONFLICT `generation`, `actor` and `changed_ms` are those of the config that is in force. `changes` are the
+    first of `changed` differences to the config before (APPLIED) or in force (VALID).
     """
 
     status: str
@@ -200,6 +211,8 @@ class Configured:
     actor: str = ""
     changed_ms: int = 0
     problems: tuple[FieldProblem, ...] = field(default=())
+    changed: int = 0
+    changes: tuple[FieldChange, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +226,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Answer of `request_cancel`: CANCELLED (was queued), CANCELLING (runs; owner told), ENDED, UNKNOWN."""
+    """Answer of `request_cancel`: CANCELLED (was queued), CANCELLING (runs; owner told), RUNNING, ENDED, UNKNOWN."""
 
     status: str
     ending: str = ""
@@ -231,7 +244,10 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One counter to set: `kind` is group, pool, endpoint or placement (a pool is placed anew; the rest is unused)."""
+    """One counter to set: `kind` is group, pool or endpoint.
+
+    Or, the last three members unused: a pool to place anew (`placement`), an endpoint's turn to free (`holder`).
+    """
 
     kind: str
     name: str

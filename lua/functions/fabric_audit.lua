@@ -4,8 +4,8 @@
 --          entries)
 -- Answers: JSON text: server_ms, part, cursor ("" = the end), and for
 --          group, pools, endpoints: rows of name, stored (counters) and counted (the same, from the structures);
---          entries: entries, live, tombstones, foreign and bytes of this page; leases: counts by pool, endpoint,
---          gateway of this page, and ids without a running request
+--          entries: entries, live, tombstones, foreign, bytes and level_0 to level_3 of this page; leases: counts by
+--          pool, endpoint, gateway of this page, and ids without a running request
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
 -- Touches: group, pool, endpoint, rotation, heads, kept, waiting, requests, flow, flows, idle_flows, returned, leases,

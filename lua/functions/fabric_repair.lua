@@ -1,6 +1,7 @@
 --- fabric_repair: set one counter that an audit found wrong, if it still is what the audit saw; or place a pool anew.
 -- Keys:    group root
--- Args:    kind (group pool endpoint placement), name, field, seen, value, actor
+-- Args:    kind (group pool endpoint: a counter; placement: of the pool; holder: an endpoint's turn that nobody uses),
+--          name, field, seen, value, actor
 -- Answers: REPAIRED now | CHANGED now (it is not what the audit saw any more; nothing was done)
 -- Errors:  GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
@@ -19,7 +20,8 @@ local wake = require("state.wake")
 
 local FIELDS = {
   group = { in_flight = true, queued = true, kept = true },
-  pool = { depth = true, bytes = true, tombstones = true, returned = true, in_flight = true, idle_keys = true },
+  pool = { depth = true, bytes = true, tombstones = true, returned = true, in_flight = true, idle_keys = true,
+    level_0 = true, level_1 = true, level_2 = true, level_3 = true },
   endpoint = { in_flight = true, waiting = true },
 }
 
@@ -28,6 +30,27 @@ local function record_of(step, kind, name)
   if kind == "endpoint" then return endpoints.get(step, name).record end
   local pool = pools.get(step, name)
   return pool and pool.record
+end
+
+-- The table and the index under which a record keeps `field`.
+local function cell(record, field)
+  local level = string.match(field, "^level_(%d)$")
+  if level then return record.levels, tonumber(level) + 1 end
+  return record, field
+end
+
+local function place(step, name)
+  local pool = pools.get(step, name)
+  if not pool then return nil, faults.pool_unknown(name, group.details(step.root).pools) end
+  rotation.take_out(step, pool)
+  rotation.place_anew(step, pool)
+  return "REPAIRED", pool.record.place
+end
+
+-- A wrong counter may have kept a pool parked, or a parked pool from coming back.
+local function place_again(step, kind, name)
+  if kind == "pool" then place(step, name) end
+  if kind == "endpoint" then rotation.use_room(step, endpoints.get(step, name)) end
 end
 
 -- Set the counter. Returns the word of the answer and the value, or nil and an error reply.
@@ -40,18 +63,25 @@ local function set(step, kind, name, change)
   end
   local record = record_of(step, kind, name)
   if not record then return nil, faults.pool_unknown(name, group.details(step.root).pools) end
-  local now = record[change.field] or 0
+  local holder, index = cell(record, change.field)
+  local now = holder[index] or 0
   if now ~= change.seen then return "CHANGED", now end
-  record[change.field] = change.value
+  holder[index] = change.value
+  place_again(step, kind, name)
   return "REPAIRED", change.value
 end
 
-local function place(step, name)
-  local pool = pools.get(step, name)
-  if not pool then return nil, faults.pool_unknown(name, group.details(step.root).pools) end
-  rotation.take_out(step, pool)
-  rotation.place_anew(step, pool)
-  return "REPAIRED", pool.record.place
+-- Take the turn on an endpoint from a pool that stands in no line.
+local function free_turn(step, name)
+  local endpoint = endpoints.get(step, name)
+  local holder = endpoint.record.holder
+  local pool = holder and pools.get(step, holder)
+  if not holder or (pool and pool.record.place == "line" and pool.config.endpoint == name) then
+    return "CHANGED", holder or "none"
+  end
+  endpoint.record.holder = nil
+  rotation.use_room(step, endpoint)
+  return "REPAIRED", endpoint.record.holder or "none"
 end
 
 local function run(keys, args)
@@ -61,6 +91,8 @@ local function run(keys, args)
   local word, now
   if kind == "placement" then
     word, now = place(step, name)
+  elseif kind == "holder" then
+    word, now = free_turn(step, name)
   else
     word, now = set(step, kind, name, { field = args[3], seen = tonumber(args[4]), value = tonumber(args[5]) })
   end

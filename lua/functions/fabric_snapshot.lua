@@ -1,12 +1,14 @@
 --- fabric_snapshot: read one section of the group's state, a page at a time.
 -- Keys:    group root
--- Args:    section (group config pools endpoints gateways leases waiting endings request), cursor ("" = from the
---          start), limit (rows), subject (pool for waiting, request_id for request)
--- Answers: JSON text: server_ms, section, and either the section's own fields (group, config) or rows, cursor ("" = the
---          end) and truncated
+-- Args:    section (group config generation generations pools endpoints gateways leases waiting endings request),
+--          cursor ("" = from the start), limit (rows), subject (pool for waiting and, if it is to be the only one, for
+--          pools; request_id for request; number for generation)
+-- Answers: JSON text: server_ms, section, and either the section's own fields (group, config, generation) or rows,
+--          cursor ("" = the end) and truncated
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
--- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request, endings
+-- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request,
+--          endings, generations
 -- Flags:   no-writes
 -- Cost:    linear in limit
 -- Twice:   reads again
@@ -16,7 +18,8 @@ local schema = require("schema")
 local sections = require("state.sections")
 local state = require("state.step")
 
-local SECTIONS = "group, config, pools, endpoints, gateways, leases, waiting, endings, request"
+local SECTIONS = "group, config, generation, generations, pools, endpoints, gateways, leases, waiting, endings, "
+  .. "request"
 
 local function group_text(step, details)
   local config, record = step.config, step.group
@@ -38,6 +41,15 @@ local function config_text(step, details)
   return string.sub(head, 1, -2) .. ',"document":' .. details.document .. "}"
 end
 
+-- A generation of the history, with its document and what it changed.
+local function generation_text(step, number)
+  local found = string.match(number, "^%d+$") and group.generation(step.root, tonumber(number))
+  if not found then return faults.bad_argument("subject", number, "a generation that is kept") end
+  local head = cjson.encode({ server_ms = step.now, section = "generation", generation = found.generation,
+    actor = found.actor, reason = found.reason, changed_ms = found.changed_ms, changed = found.changed })
+  return string.sub(head, 1, -2) .. ',"changes":' .. found.changes .. ',"document":' .. found.document .. "}"
+end
+
 local function run(keys, args)
   local section, cursor, limit, subject = args[1], args[2] or "", tonumber(args[3]), args[4] or ""
   if not limit or limit < 1 or limit > schema.limits.snapshot_page_max then
@@ -48,6 +60,7 @@ local function run(keys, args)
   local details = group.details(keys[1])
   if section == "group" then return group_text(step, details) end
   if section == "config" then return config_text(step, details) end
+  if section == "generation" then return generation_text(step, subject) end
   local read = sections[section]
   if not read then return faults.bad_argument("section", section, SECTIONS) end
   local rows, next_cursor = read(step, details, cursor, limit, subject)

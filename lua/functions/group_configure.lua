@@ -1,14 +1,18 @@
 --- group_configure: validate and apply a whole config, if the generation in force is the expected one. All or nothing.
 -- Keys:    group root
--- Args:    contract, expected_generation (0 = never configured), document (JSON), actor, reason, nonce
--- Answers: APPLIED generation actor changed_ms | UNCHANGED generation actor changed_ms |
---          CONFLICT generation actor changed_ms | INVALID generation, then per problem: field value message
+-- Args:    contract, expected_generation (0 = never configured), document (JSON), actor, reason, nonce, mode (apply;
+--          check = say what apply would answer and change, and change nothing)
+-- Answers: APPLIED generation actor changed_ms changed, then for the first 200 changes: field before after |
+--          VALID generation "" 0 changed, then the same of what apply would do |
+--          UNCHANGED generation actor changed_ms | CONFLICT generation actor changed_ms |
+--          INVALID generation, then per problem: field value message
 -- Errors:  CONTRACT_MISMATCH
 -- Moves:   (none)
 -- Touches: group, pool, endpoint, generations, events, rotation, kept, heads, waiting, requests, returned, wake
 -- Flags:   (none)
 -- Cost:    linear in the pools; those that changed are placed anew
--- Twice:   same nonce: APPLIED again; another nonce with the same expectation: CONFLICT
+-- Twice:   same nonce: APPLIED again, without its changes; another nonce with the same expectation: CONFLICT
+local changes = require("lib.changes")
 local config = require("lib.config")
 local events = require("state.events")
 local faults = require("state.faults")
@@ -18,7 +22,7 @@ local pools = require("state.pools")
 local schema = require("schema")
 local state = require("state.step")
 
-local MAX_PROBLEMS = 50
+local MAX_PROBLEMS, MAX_CHANGES = 50, 200
 
 local function invalid(generation, problems)
   local answer = { "INVALID", generation }
@@ -26,6 +30,14 @@ local function invalid(generation, problems)
     local problem = problems[index]
     answer[#answer + 1], answer[#answer + 2] = problem.field, problem.value
     answer[#answer + 1] = problem.message
+  end
+  return answer
+end
+
+local function with_changes(answer, found, shown)
+  answer[#answer + 1] = #found
+  for _, change in ipairs(shown) do
+    for _, cell in ipairs(change) do answer[#answer + 1] = cell end
   end
   return answer
 end
@@ -39,7 +51,8 @@ local function check_removed(step, details, configs, problems)
     local record = pool and pool.record
     if record and not wanted[name] and (record.depth > 0 or record.in_flight > 0) then
       problems[#problems + 1] = { field = "pools", value = name, message = string.format(
-        "cannot be removed: %d wait and %d run in it; drain it first", record.depth, record.in_flight) }
+        "cannot be removed: %d wait and %d run in it; run: dispatch pools drain %s", record.depth, record.in_flight,
+        name) }
     end
   end
 end
@@ -54,11 +67,14 @@ end
 
 local function run(keys, args)
   local root, expected, actor, reason, nonce = keys[1], tonumber(args[2]), args[4], args[5], args[6]
+  local check = args[7] == "check"
   if tonumber(args[1]) ~= schema.contract.version then
     return faults.contract_mismatch(args[1], schema.contract.version)
   end
   local details = group.details(root)
-  if details.nonce == nonce then return { "APPLIED", details.generation, details.actor, details.changed_ms } end
+  if details.nonce == nonce and not check then
+    return { "APPLIED", details.generation, details.actor, details.changed_ms, 0 }
+  end
   if details.generation ~= expected then
     return { "CONFLICT", details.generation, details.actor, details.changed_ms }
   end
@@ -74,6 +90,11 @@ local function run(keys, args)
   local text = config.encode(document)
   if text == details.document then return { "UNCHANGED", details.generation, details.actor, details.changed_ms } end
 
+  local new = { group = document, pools = document.pools, endpoints = document.endpoints }
+  local found, shown = changes.between(placement.in_force(step, details), new), {}
+  for at = 1, math.min(#found, MAX_CHANGES) do shown[at] = found[at] end
+  if check then return with_changes({ "VALID", details.generation, "", 0 }, found, shown) end
+
   local generation = details.generation + 1
   local old_config = step.config
   step.config = group_config(document, generation)
@@ -82,10 +103,12 @@ local function run(keys, args)
   for index, pool in ipairs(document.pools) do names[index] = pool.pool_id end
   for index, endpoint in ipairs(document.endpoints) do addresses[index] = endpoint.endpoint_id end
   group.save_generation(root, step.config, { document = text, generation = generation, actor = actor, reason = reason,
-    changed_ms = step.now, nonce = nonce, pools = names, endpoints = addresses })
-  events.append(root, step.now, "config", { "generation", generation, "actor", actor, "reason", reason })
+    changed_ms = step.now, nonce = nonce, pools = names, endpoints = addresses, changed = #found,
+    changes = cjson.encode(shown) })
+  events.append(root, step.now, "config",
+    { "generation", generation, "actor", actor, "reason", reason, "changed", #found })
   state.save(step)
-  return { "APPLIED", generation, actor, step.now }
+  return with_changes({ "APPLIED", generation, actor, step.now }, found, shown)
 end
 
 return { run = run }

@@ -1,7 +1,7 @@
 --- request_cancel: end a waiting request at once; ask the gateway of a running one to stop.
 -- Keys:    group root
--- Args:    request_id, actor, reason
--- Answers: CANCELLED "" | CANCELLING gateway | ENDED ending | UNKNOWN ""
+-- Args:    request_id, actor, reason, scope ("" = waiting or running; waiting = a running one is left alone)
+-- Answers: CANCELLED "" | CANCELLING gateway | RUNNING gateway (left alone) | ENDED ending | UNKNOWN ""
 -- Errors:  GROUP_UNKNOWN
 -- Moves:   queued -> ended
 -- Touches: group, pool, request, request_body, requests, returned, deadlines, rotation, kept, heads, endpoint, waiting,
@@ -21,10 +21,11 @@ local wake = require("state.wake")
 local function run(keys, args)
   local step = state.begin(keys[1])
   if not step then return faults.group_unknown(keys[1]) end
-  local id, actor, reason = args[1], args[2], args[3] or ""
+  local id, actor, reason, scope = args[1], args[2], args[3] or "", args[4] or ""
   local request = requests.get(step, id)
   if not request then return { "UNKNOWN", "" } end
   if request.state == "ended" then return { "ENDED", request.ending or "" } end
+  if request.state == "leased" and scope == "waiting" then return { "RUNNING", request.gateway } end
   if request.state == "leased" then
     requests.flag_cancel(step, id, actor)
     wake.ring_gateway(step, request.gateway)

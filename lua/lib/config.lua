@@ -52,6 +52,9 @@ local ENDPOINT_FIELDS = {
   { "use_proxy", "flag", false },
 }
 
+--- The fields of a document and of the members of its lists, the id first: name, kind, default, bounds.
+config.FIELDS = { group = GROUP_FIELDS, pools = POOL_FIELDS, endpoints = ENDPOINT_FIELDS }
+
 local function show(value)
   if value == nil or value == cjson.null then return "nothing" end
   if type(value) == "table" then return cjson.encode(value) end
@@ -142,13 +145,24 @@ local function read_list(source, list_name, fields, problems)
   return list, by_id
 end
 
+-- Whether `authority` is host[:port]; a host of the form of IPv6 stands in brackets.
+local function is_authority(authority)
+  local host, port = string.match(authority, "^(%[[%x:.]+%])(.*)$")
+  if not host then host, port = string.match(authority, "^([^:%[%]]+)(.*)$") end
+  if not host then return false end
+  if port == "" then return true end
+  local number = tonumber(string.match(port, "^:(%d+)$"))
+  return number ~= nil and number >= 1 and number <= 65535
+end
+
 local function check_url(url, field, problems)
   if type(url) ~= "string" then return end
+  local shown = string.gsub(url, "//[^/]*@", "//")
   local authority = string.match(url, "^https?://([^/?#]+)")
-  if not authority or string.find(url, "[?#%s]") then
-    note(problems, field, string.gsub(url, "//[^/]*@", "//"), "allowed: http(s)://host[:port][/path], no query")
-  elseif string.find(authority, "@", 1, true) then
-    note(problems, field, string.gsub(url, "//[^/]*@", "//"), "credentials do not belong here: use api_key_env")
+  if authority and string.find(authority, "@", 1, true) then
+    note(problems, field, shown, "credentials do not belong here: use api_key_env")
+  elseif not authority or string.find(url, "[?#%s]") or not is_authority(authority) then
+    note(problems, field, shown, "allowed: http(s)://host[:port][/path], no query")
   end
 end
 
@@ -223,7 +237,11 @@ function config.normalise(source)
   if not pool_by_id["default"] then pools[#pools + 1] = read({ pool_id = "default" }, POOL_FIELDS, "", problems) end
   document.pools, document.endpoints = pools, endpoints
   for index, endpoint in ipairs(endpoints) do
-    check_url(endpoint.url, string.format("endpoints[%d].url", index - 1), problems)
+    local path = string.format("endpoints[%d].", index - 1)
+    check_url(endpoint.url, path .. "url", problems)
+    if endpoint.api_key_env ~= "" and endpoint.api_key_file ~= "" then
+      note(problems, path .. "api_key_file", endpoint.api_key_file, "give api_key_env or api_key_file, not both")
+    end
   end
   check_group(document, endpoints, endpoint_by_id, problems)
   resolve_endpoints(document, endpoints, endpoint_by_id, problems)

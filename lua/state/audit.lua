@@ -39,7 +39,8 @@ local function told_standing(record)
   return "none"
 end
 
---- Records of pools. `awake`: a pool with waiting work has a place, one without has none.
+--- Records of pools. `awake`: a pool with waiting work has a place, one without has none. What the pool's entries say
+-- (depth, bytes, tombstones, levels) is compared by the caller.
 function audit.pools(step, details, page)
   local names, cursor = pages.part(details.pools, page.cursor, page.limit)
   local rows = {}
@@ -50,7 +51,8 @@ function audit.pools(step, details, page)
       name = name,
       stored = { entries = queue.length(pool), returned = record.returned, standing = told_standing(record),
         idle_keys = record.idle_keys or 0, awake = record.place ~= "idle", depth = record.depth, bytes = record.bytes,
-        tombstones = record.tombstones, in_flight = record.in_flight },
+        tombstones = record.tombstones, in_flight = record.in_flight, level_0 = record.levels[1],
+        level_1 = record.levels[2], level_2 = record.levels[3], level_3 = record.levels[4] },
       counted = { entries = flows.count(pool) + record.returned, standing = standing(step, pool),
         returned = server.call("ZCARD", keys.of(step.root, "returned", name)),
         idle_keys = flows.idle_count(step, pool), awake = record.depth > 0 },
@@ -59,30 +61,43 @@ function audit.pools(step, details, page)
   return { rows = rows, cursor = cursor }
 end
 
+-- The pool that has its turn on the endpoint, "none" when it stands in no line: nobody would ever pass the turn on.
+local function true_holder(step, endpoint)
+  local name = endpoint.record.holder
+  local pool = name and pools.get(step, name)
+  return pool and pool.record.place == "line" and pool.config.endpoint == endpoint.name and name or "none"
+end
+
 --- Records of endpoints.
 function audit.endpoints(step, details, page)
   local names, cursor = pages.part(details.endpoints, page.cursor, page.limit)
   local rows = {}
   for at, name in ipairs(names) do
-    local record = endpoints.get(step, name).record
-    rows[at] = { name = name, stored = { waiting = record.waiting, in_flight = record.in_flight },
-      counted = { waiting = server.call("ZCARD", keys.of(step.root, "waiting", name)) } }
+    local endpoint = endpoints.get(step, name)
+    local record = endpoint.record
+    rows[at] = { name = name,
+      stored = { waiting = record.waiting, in_flight = record.in_flight, holder = record.holder or "none" },
+      counted = { waiting = server.call("ZCARD", keys.of(step.root, "waiting", name)),
+        holder = true_holder(step, endpoint) } }
   end
   return { rows = rows, cursor = cursor }
 end
 
---- The entries of the pool `subject`: how many are live, and their bytes.
+--- The entries of the pool `subject`: how many are live, their bytes, and how many each level's lists hold.
 function audit.entries(step, _, page)
-  local found = { entries = 0, live = 0, tombstones = 0, foreign = 0, bytes = 0 }
+  local found = { entries = 0, live = 0, tombstones = 0, foreign = 0, bytes = 0, level_0 = 0, level_1 = 0,
+    level_2 = 0, level_3 = 0 }
   local pool = pools.get(step, page.subject)
   if not pool then return found end
-  local texts, cursor = queue.page(step, pool, page.cursor, page.limit)
-  for _, text in ipairs(texts) do
-    local item = entry.decode(text)
+  local entries, cursor = queue.page(step, pool, page.cursor, page.limit)
+  for _, each in ipairs(entries) do
+    local item = entry.decode(each.text)
     found.entries = found.entries + 1
     if item.seq == 0 then
       found.foreign = found.foreign + 1
     else
+      local level = each.level and "level_" .. each.level
+      if level then found[level] = found[level] + 1 end
       local request = requests.get(step, item.id)
       if request and request.state == "queued" and request.seq == item.seq then
         found.live, found.bytes = found.live + 1, found.bytes + item.bytes

@@ -19,6 +19,7 @@ flows.SHARED = "*"
 
 local LEVELS = 4
 local CLEARED_KEYS_MAX = 200
+local PAGE_FLOWS_MAX = 250
 
 local function list_key(step, pool, flow, level)
   if flow == flows.SHARED and level == schema.limits.priority_default then
@@ -186,17 +187,27 @@ function flows.idle_count(step, pool)
   return server.call("ZCARD", idle_key(step, pool))
 end
 
---- The lists that may hold entries, the flow whose turn it is first; of at most `count` flows.
-function flows.all_lists(step, pool, count)
-  local found = {}
+--- Append entries to `found`, as { text, level }, up to `limit` of them: from `from` = { rank, level, offset } on, flow
+-- by flow in the order of their turns. Looks at a bounded number of flows. Returns where to go on, nil at the end.
+function flows.page(step, pool, from, found, limit)
   local names = { flows.SHARED }
-  if pool.record.keyed then names = server.call("ZRANGE", live_key(step, pool), 0, count - 1) end
-  for _, flow in ipairs(names) do
-    for level = 0, LEVELS - 1 do
-      if pool.record.levels[level + 1] > 0 then found[#found + 1] = list_key(step, pool, flow, level) end
-    end
+  if pool.record.keyed then
+    names = server.call("ZRANGE", live_key(step, pool), from.rank, from.rank + PAGE_FLOWS_MAX - 1)
   end
-  return found
+  local first_level, offset = from.level, from.offset
+  for at, flow in ipairs(names) do
+    for level = first_level, LEVELS - 1 do
+      local room = limit - #found
+      local texts = room > 0
+        and server.call("LRANGE", list_key(step, pool, flow, level), offset, offset + room - 1) or {}
+      for _, text in ipairs(texts) do found[#found + 1] = { text = text, level = level } end
+      if #texts == room then return { rank = from.rank + at - 1, level = level, offset = offset + room } end
+      offset = 0
+    end
+    first_level = 0
+  end
+  if #names < PAGE_FLOWS_MAX then return nil end
+  return { rank = from.rank + PAGE_FLOWS_MAX, level = 0, offset = 0 }
 end
 
 --- Drop all entries of a pool in which nothing waits: they are tombstones. False when it has so many keys that this

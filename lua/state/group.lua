@@ -41,15 +41,40 @@ function group.details(root)
   }
 end
 
---- Write a new generation and keep its document in the bounded history.
+--- Write a new generation and keep it in the bounded history, under its own number as the stream's id. `details` also
+-- has its `changes` to the one before (JSON text) and their count `changed`.
 function group.save_generation(root, config, details)
   server.call("HSET", keys.of(root, "group"),
     "config", cmsgpack.pack(config), "document", details.document, "generation", details.generation,
     "actor", details.actor, "reason", details.reason, "changed_ms", details.changed_ms, "nonce", details.nonce,
     "pools", cmsgpack.pack(details.pools), "endpoints", cmsgpack.pack(details.endpoints))
-  server.call("XADD", keys.of(root, "generations"), "MAXLEN", "~", schema.limits.generations_kept, "*",
-    "generation", details.generation, "actor", details.actor, "reason", details.reason,
-    "at_ms", details.changed_ms, "document", details.document)
+  local history = keys.of(root, "generations")
+  -- A first generation beside an older history: the group's hash was deleted, and numbers start again.
+  if details.generation == 1 then server.call("DEL", history) end
+  server.call("XADD", history, "MAXLEN", "~", schema.limits.generations_kept, details.generation .. "-0",
+    "actor", details.actor, "reason", details.reason, "changed_ms", details.changed_ms,
+    "changed", details.changed, "changes", details.changes, "document", details.document)
+end
+
+local function read_generation(entry)
+  local found = { generation = tonumber(string.match(entry[1], "^%d+")) }
+  for at = 1, #entry[2], 2 do found[entry[2][at]] = entry[2][at + 1] end
+  found.changed_ms, found.changed = tonumber(found.changed_ms), tonumber(found.changed)
+  return found
+end
+
+--- One generation of the history (`changes` and `document` are JSON texts), or nil when it is not kept (any more).
+function group.generation(root, number)
+  local id = string.format("%.0f-0", number)
+  local entry = server.call("XRANGE", keys.of(root, "generations"), id, id)[1]
+  return entry and read_generation(entry)
+end
+
+--- The newest generation below `number` (nil = the newest of all), or nil. One at a time: documents can be large.
+function group.generation_before(root, number)
+  local from = number and string.format("(%.0f-0", number) or "+"
+  local entry = server.call("XREVRANGE", keys.of(root, "generations"), from, "-", "COUNT", 1)[1]
+  return entry and read_generation(entry)
 end
 
 return group

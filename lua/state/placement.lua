@@ -16,6 +16,17 @@ function placement.first_step(root)
     ended = 0 }
 end
 
+--- The config that is in force, as `lib/changes.lua` compares it.
+function placement.in_force(step, details)
+  local found = { group = details.generation > 0 and step.config or nil, pools = {}, endpoints = {} }
+  for _, name in ipairs(details.pools) do
+    local pool = pools.get(step, name)
+    if pool then found.pools[#found.pools + 1] = pool.config end
+  end
+  for at, name in ipairs(details.endpoints) do found.endpoints[at] = endpoints.get(step, name).config end
+  return found
+end
+
 local function differs(old, new)
   for name, value in pairs(new) do
     if old[name] ~= value then return true end

@@ -5,8 +5,6 @@ local keys = require("state.keys")
 
 local queue = {}
 
-local PAGE_FLOWS_MAX = 1000
-
 --- Number of entries, tombstones included.
 function queue.length(pool)
   return pool.record.depth + pool.record.tombstones
@@ -87,23 +85,21 @@ function queue.count_out(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
---- Entries of the pool from position `cursor`, at most `limit`: what was given back, then flow by flow in the order of
--- their turns. Also where to go on, "" at the end. A page looks at a bounded number of flows.
+--- Entries of the pool from `cursor` on ("" = the start), at most `limit`, as { text, level } (no level = given back):
+-- what was given back, then flow by flow in the order of their turns. Also where to go on, "" at the end. A page looks
+-- at a bounded number of flows, so it may be short without being the last.
 function queue.page(step, pool, cursor, limit)
-  local from = tonumber(cursor) or 0
-  local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), from, from + limit - 1)
-  local skip = math.max(0, from - pool.record.returned)
-  for _, list in ipairs(flows.all_lists(step, pool, PAGE_FLOWS_MAX)) do
-    if #texts >= limit then break end
-    local length = server.call("LLEN", list)
-    if skip < length then
-      for _, text in ipairs(server.call("LRANGE", list, skip, skip + limit - #texts - 1)) do
-        texts[#texts + 1] = text
-      end
-    end
-    skip = math.max(0, skip - length)
+  local found = {}
+  local rank, level, offset = string.match(cursor, "^(%d+)%.(%d+)%.(%d+)$")
+  local from = { rank = tonumber(rank or 0), level = tonumber(level or 0), offset = tonumber(offset or 0) }
+  if not rank then
+    local skip = tonumber(cursor) or 0
+    local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), skip, skip + limit - 1)
+    for at, text in ipairs(texts) do found[at] = { text = text } end
+    if #texts == limit then return found, tostring(skip + limit) end
   end
-  return texts, #texts == limit and tostring(from + limit) or ""
+  local after = flows.page(step, pool, from, found, limit)
+  return found, after and string.format("%.0f.%.0f.%.0f", after.rank, after.level, after.offset) or ""
 end
 
 --- Nothing waits in the pool any more: what is left in its lists are tombstones.

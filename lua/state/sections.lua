@@ -3,6 +3,7 @@
 local endpoints = require("state.endpoints")
 local entry = require("lib.entry")
 local flows = require("state.flows")
+local group = require("state.group")
 local gateways = require("state.gateways")
 local keys = require("state.keys")
 local pages = require("lib.pages")
@@ -11,6 +12,9 @@ local queue = require("state.queue")
 local requests = require("state.requests")
 
 local sections = {}
+
+-- A page of generations reads whole documents, so it ends after this many bytes of them.
+local GENERATION_BYTES_MAX = 2 * 1024 * 1024
 
 local function pool_row(step, name)
   local pool = pools.get(step, name)
@@ -35,7 +39,14 @@ local function pool_row(step, name)
   return row
 end
 
-function sections.pools(step, details, cursor, limit)
+--- All pools, or the pool `subject` alone.
+function sections.pools(step, details, cursor, limit, subject)
+  if subject ~= "" then
+    local pool = pools.get(step, subject)
+    if not pool then return {}, "" end
+    queue.peek(step, pool) -- its record then knows the head
+    return { pool_row(step, subject) }, ""
+  end
   local names, next_cursor = pages.part(details.pools, cursor, limit)
   local rows = {}
   for at, name in ipairs(names) do rows[at] = pool_row(step, name) end
@@ -106,9 +117,9 @@ end
 function sections.waiting(step, _, cursor, limit, subject)
   local rows, pool = {}, pools.get(step, subject)
   if not pool then return rows, "" end
-  local texts, next_cursor = queue.page(step, pool, cursor, limit)
-  for _, text in ipairs(texts) do
-    local row = request_row(step, entry.decode(text).id)
+  local found, next_cursor = queue.page(step, pool, cursor, limit)
+  for _, item in ipairs(found) do
+    local row = request_row(step, entry.decode(item.text).id)
     if row and row.state == "queued" then rows[#rows + 1] = row end
   end
   return rows, next_cursor
@@ -135,6 +146,19 @@ function sections.endings(step, _, cursor, limit)
     rows[at], last = row, record[1]
   end
   return rows, #found == limit and last or ""
+end
+
+--- Config generations, the newest first, without their documents. `cursor` is the generation to go on from.
+function sections.generations(step, _, cursor, limit)
+  local rows, bytes, from = {}, 0, tonumber(string.match(cursor, "^%d+$") or "")
+  while #rows < limit and bytes < GENERATION_BYTES_MAX do
+    local found = group.generation_before(step.root, from)
+    if not found then return rows, "" end
+    rows[#rows + 1] = { generation = found.generation, actor = found.actor, reason = found.reason,
+      changed_ms = found.changed_ms, changed = found.changed }
+    bytes, from = bytes + #found.document, found.generation
+  end
+  return rows, tostring(from)
 end
 
 --- One request.

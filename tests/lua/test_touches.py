@@ -19,7 +19,10 @@ from tests.support.groups import configure, default_document
 from tests.support.valkey import ValkeyProcess
 
 GROUP = "watched"
-SECTIONS = ("group", "config", "pools", "endpoints", "gateways", "leases", "waiting", "endings", "request")
+SECTIONS = (
+    "group", "config", "generation", "generations", "pools", "endpoints", "gateways", "leases", "waiting", "endings",
+    "request",
+)  # fmt: skip
 
 
 class Life:
@@ -87,7 +90,7 @@ class Life:
         self.cancel(leases[0].request_id)
         self.renew(*leases[:2])
         for section in SECTIONS:
-            subject = {"waiting": "default", "request": large}.get(section, "")
+            subject = {"waiting": "default", "request": large, "generation": "1"}.get(section, "")
             self.connection.run(GROUP, f.fabric_snapshot(section, subject=subject))
         self.settle(leases[0], leases[1], want=2)
         self.settle(leases[2], outcome=Outcome.FAILED, large=True)
@@ -123,6 +126,7 @@ class Life:
             self.connection.run(GROUP, f.fabric_audit(part, subject="default"))
         self.connection.run(GROUP, f.fabric_repair(Repair("pool", "default", "bytes", seen=2, value=2), actor="a"))
         self.connection.run(GROUP, f.fabric_repair(Repair("placement", "default"), actor="a"))
+        self.connection.run(GROUP, f.fabric_repair(Repair("holder", "default"), actor="a"))
 
 
 def touched_by_function(url: str) -> dict[str, set[str]]:
