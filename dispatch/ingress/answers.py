@@ -62,6 +62,7 @@ _A_BUG = HTTPStatus.INTERNAL_SERVER_ERROR
 
 REFUSALS = {
     "pool_disabled": Meaning(_NOT_NOW, "rejected-pool_disabled"),
+    "pool_draining": Meaning(_NOT_NOW, "rejected-pool_draining"),
     "pool_full": Meaning(_NO_CAPACITY, "rejected-pool_full", retry=True, capacity=True),
     "pool_bytes_full": Meaning(_NO_CAPACITY, "rejected-pool_bytes_full", retry=True, capacity=True),
     "group_full": Meaning(_NO_CAPACITY, "rejected-group_full", retry=True, capacity=True),
