@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from math import ceil
 
-from dispatch.errors import PoolUnknown
+from dispatch.errors import PoolUnknown, StateConflict
 from dispatch.fabric import records as r
 from dispatch.fabric.schema import LIMITS
-from tests.model import line
+from tests.model import flows, line
 from tests.model.endings import Verdict, alive, finish, in_grace
 from tests.model.records import Group, Pool, Request
 
@@ -18,6 +17,9 @@ DEADLINES_PER_BEAT = 50
 
 def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) -> r.Admitted | r.Exists | r.Refused:
     """Admit a request, or say why not. `stored`: its large body stands under its key already."""
+    owner, until = group.alive.get(submission.producer_id, ("", 0))
+    if now < until and owner != submission.session:
+        raise StateConflict(f"another session owns producer {submission.producer_id}")
     earlier = group.find(submission.request_id, now)
     if earlier is not None:
         if earlier.submission.nonce == submission.nonce:
@@ -39,7 +41,7 @@ def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) ->
     request = Request(submission, group.seq, _cost(group, submission), now, deadline, due_ms=deadline)
     group.requests[request.id] = request
     group.alive[request.producer] = (submission.session, now + submission.liveness_ms)
-    pool.entries.append(request)
+    flows.append(pool, request)
     pool.submitted += 1
     line.gained_work(group, pool)
     return r.Admitted(deadline, now)
@@ -56,17 +58,15 @@ def _refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
     """Return the first bound the request would break."""
     config, limits = pool.settings, group.settings
     depth, held = len(pool.live), sum(request.bytes for request in pool.live)
-    if not config.enabled:
-        return r.Refused("pool_disabled", 0, 0, None)
-    if size > limits.max_payload_bytes:
-        return r.Refused("body_too_large", size, limits.max_payload_bytes, None)
-    if depth >= config.max_queue_depth:
-        return r.Refused("pool_full", depth, config.max_queue_depth, None)
-    if held + size > config.max_queue_bytes:
-        return r.Refused("pool_bytes_full", held, config.max_queue_bytes, None)
-    if group.queued >= limits.max_queued:
-        return r.Refused("group_full", group.queued, limits.max_queued, None)
-    return None
+    bounds = (
+        ("pool_disabled", 0, 0, not config.enabled),
+        ("pool_draining", depth, 0, pool.state == "draining"),
+        ("body_too_large", size, limits.max_payload_bytes, size > limits.max_payload_bytes),
+        ("pool_full", depth, config.max_queue_depth, depth >= config.max_queue_depth),
+        ("pool_bytes_full", held, config.max_queue_bytes, held + size > config.max_queue_bytes),
+        ("group_full", group.queued, limits.max_queued, group.queued >= limits.max_queued),
+    )
+    return next((r.Refused(reason, value, limit, None) for reason, value, limit, broken in bounds if broken), None)
 
 
 def cancel(group: Group, request_id: str, actor: str, now: int) -> r.Cancellation:
@@ -104,18 +104,39 @@ def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
             request.attempt -= 1
             _give_back(group, request)
             return "REQUEUED"
-    if alive(group, request.producer, now):
-        _end_running(group, request, Verdict(ending), now)
-        return "OK"
-    unheard = ending in {"succeeded", "failed"}
-    _end_running(group, request, Verdict("reply_dropped" if unheard else ending, ending), now)
-    return "PRODUCER_GONE"
+    heard = alive(group, request.producer, now)
+    dropped = not heard and ending in {"succeeded", "failed"}
+    finish(group, request, Verdict("reply_dropped" if dropped else ending, ending), now)
+    _settle_cost(group, request, item.actual_cost_units)
+    line.free_slot(group, request.id)
+    return "OK" if heard else "PRODUCER_GONE"
+
+
+def _settle_cost(group: Group, request: Request, actual: int | None) -> None:
+    """Let pool and flow pay, or get back, what the request cost more or less than it was charged.
+
+    Debt has no floor and is kept by an empty pool; a refund to an empty pool only pays debt.
+    """
+    if actual is None:
+        return
+    pool, limits = group.pools[request.pool_id], group.settings
+    difference = max(limits.cost_min, min(actual, limits.cost_max)) - request.units
+    if difference == 0:
+        return
+    pool.cost_served += difference
+    pool.deficit -= difference
+    if pool.place == "idle":
+        pool.deficit = min(pool.deficit, 0)
+    flows.settle(pool, request.flow, difference)
+    line.restart_pass(group)
 
 
 def renew(group: Group, beat: r.Heartbeat, now: int) -> r.Renewal:
     """Renew what the gateway names; say what it lost, what should stop, and what it does not know it holds."""
     in_grace(group, now)  # an outage is noticed before this heartbeat hides it
     group.last_beat_ms = now
+    if beat.draining and beat.slots == 0 and not beat.held:  # a drained gateway's last heartbeat
+        group.sleepers.discard(beat.gateway_id)
     grace = in_grace(group, now)
     lost, cancelled, renewed = [], [], []
     for request_id, fence in beat.held:
@@ -209,7 +230,7 @@ def _give_back(group: Group, request: Request) -> None:
     pool = group.pools[request.pool_id]
     line.free_slot(group, request.id)
     request.state, request.gateway, request.fence = "queued", "", 0
-    insort(pool.entries, request, key=lambda entry: entry.seq)
+    flows.give_back(pool, request)
     line.gained_work(group, pool)
 
 

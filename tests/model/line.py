@@ -15,6 +15,7 @@ The rules, from DESIGN section 6:
 
 from __future__ import annotations
 
+from tests.model import flows
 from tests.model.records import Endpoint, Group, Pool
 
 
@@ -43,7 +44,7 @@ def endpoint_full(group: Group, endpoint: Endpoint) -> bool:
 
 def blocked(group: Group, pool: Pool) -> str:
     """Return why the pool may not launch although it can pay, as a skip reason; "" when it may."""
-    if pool.paused:
+    if pool.state == "paused":
         return "paused"
     if at_cap(group, pool):
         return "lane_capacity"
@@ -59,6 +60,13 @@ def skip(pool: Pool, reason: str) -> None:
     """Count a skip and remember why the pool waits."""
     pool.skips[reason] += 1
     pool.reason = reason
+
+
+def head_seq(pool: Pool) -> int:
+    """Return the arrival number of the pool's head."""
+    head = flows.head(pool)
+    assert head is not None, f"{pool.name} has a place and no entry"
+    return head.seq
 
 
 def next_turn(group: Group) -> int:
@@ -85,7 +93,7 @@ def consider_kept(group: Group, pool: Pool) -> None:
 def enter(group: Group, pool: Pool) -> None:
     """Give a pool that has got backlog its place, at the end."""
     pool.place, pool.turn, pool.mark = "line", next_turn(group), group.round
-    pool.arrival = pool.entries[0].seq
+    pool.arrival = head_seq(pool)
     if group.pass_limit is not None:
         group.pass_limit = group.turn
     consider_kept(group, pool)
@@ -94,7 +102,7 @@ def enter(group: Group, pool: Pool) -> None:
 def come_back(group: Group, pool: Pool) -> None:
     """Bring a parked pool back at its turn."""
     pool.place, pool.parked, pool.reason, pool.mark = "line", "", "", group.round
-    pool.arrival = pool.entries[0].seq
+    pool.arrival = head_seq(pool)
     restart_pass(group)
     consider_kept(group, pool)
 
@@ -142,7 +150,7 @@ def leave(group: Group, pool: Pool) -> None:
     if pool.place == "line":
         collect(group, pool)
     forget_credit(pool)
-    pool.entries.clear()
+    flows.clear(pool)
     pool.place, pool.parked, pool.turn, pool.reason = "idle", "", None, ""
     turn_over(group, pool)
 
@@ -158,10 +166,10 @@ def gained_work(group: Group, pool: Pool) -> None:
     """Place a pool in which a request began to wait."""
     if pool.place == "idle":
         enter(group, pool)
-    elif group.fifo:
+    elif group.fifo and pool.returned:
         # What was given back may be older than the entry that ranked the pool, and older than the holder's.
-        pool.arrival, older = pool.entries[0].seq, pool.arrival != pool.entries[0].seq
-        if older and pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
+        pool.arrival = head_seq(pool)
+        if pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
             come_back(group, pool)
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from dispatch.fabric.records import Submission
 from tests.model.settings import EndpointSettings, GroupSettings, PoolSettings
 
+USUAL_LEVEL = 1
+"""Priority of requests that name none; 0 is first."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -30,6 +33,8 @@ class Request:
     gateway: str = ""
     endpoint: str = ""
     claim_nonce: str = ""
+    units: int = 0
+    """What its last launch was charged."""
     claimed_ms: int = 0
     cancelled_by: str = ""
     kept_until_ms: int | None = None
@@ -50,16 +55,31 @@ class Request:
         return self.submission.producer_id
 
     @property
+    def flow(self) -> str:
+        return self.submission.fairness_key or "*"
+
+    @property
+    def level(self) -> int:
+        return USUAL_LEVEL if self.submission.priority is None else self.submission.priority
+
+    @property
     def bytes(self) -> int:
         return self.submission.body_bytes
 
 
 @dataclass(eq=False)
 class Pool:
-    """A pool: waiting entries by arrival (those of ended requests are tombstones), its credit, and where it stands."""
+    """A pool: its entries by arrival (those of ended requests are tombstones), its credit, and where it stands."""
 
     settings: PoolSettings
-    entries: list[Request] = field(default_factory=list)
+    waiting: list[Request] = field(default_factory=list)
+    returned: list[Request] = field(default_factory=list)
+    """Entries that were given back."""
+    keyed: bool = False
+    """Requests with fairness keys are or were lately in it: its flows have tags."""
+    tags: dict[str, int] = field(default_factory=dict)
+    idle_tags: dict[str, int] = field(default_factory=dict)
+    virtual_time: int = 0
     deficit: int = 0
     mark: int = 0
     """The round counter at the pool's last touch."""
@@ -72,8 +92,9 @@ class Pool:
     """The skip reason it is parked for."""
     turn: int | None = None
     arrival: int | None = None
-    """Sequence of its first entry, as the line last saw it: its rank under policy fifo."""
-    paused: bool = False
+    """Sequence of its head, as the line last saw it: its rank under policy fifo."""
+    state: str = "active"
+    """`active`, `paused` (nothing launches) or `draining` (nothing enters)."""
     reason: str = ""
     submitted: int = 0
     launched: int = 0
@@ -85,6 +106,10 @@ class Pool:
     @property
     def name(self) -> str:
         return self.settings.pool_id
+
+    @property
+    def entries(self) -> list[Request]:
+        return [*self.returned, *self.waiting]
 
     @property
     def live(self) -> list[Request]:

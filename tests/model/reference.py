@@ -7,7 +7,8 @@ is bounded or packed for speed: what can be counted is counted from requests and
     records.py    what is remembered               line.py       who stands where
     settings.py   the config                       scheduler.py  one claim
     changes.py    a config comes into force        lifecycle.py  submit ... reap
-    endings.py    one request ends                 oracle.py     ideal shares (waterfilling)
+    endings.py    one request ends                 flows.py      keys and priorities in a pool
+    oracle.py     ideal shares (waterfilling)
 
 Not modelled: wake tokens (property tests ask `eligible` instead), frames' bytes, snapshots, expiry of gateways'
 registry entries, damage of stored keys except a lost body and a lost envelope.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch.fabric import records as r
-from tests.model import changes, lifecycle, line, scheduler
+from tests.model import changes, flows, lifecycle, line, scheduler
 from tests.model.endings import outage
 from tests.model.records import Answer, Group, Request
 from tests.model.scheduler import Claimant
@@ -105,16 +106,15 @@ class Reference:
         self.group.told[producer] = left
         return r.Acknowledged(owner=True, trimmed=len(frames) - len(left), remaining=len(left))
 
-    def pause(self, pool: str) -> None:
-        """Stop launching from a pool. It is parked when it is reached."""
-        self.group.pools[pool].paused = True
-
-    def resume(self, pool: str) -> None:
-        """Launch from a pool again."""
-        paused = self.group.pools[pool]
-        paused.paused = False
-        if paused.parked == "paused":
-            line.come_back(self.group, paused)
+    def pause(self, name: str, action: str) -> r.PoolState:
+        """Pause, resume or drain a pool: nothing launches from a paused one, nothing enters a draining one."""
+        pool = self.group.pools[name]
+        before, pool.state = pool.state, {"pause": "paused", "resume": "active", "drain": "draining"}[action]
+        if action == "pause" and pool.place == "line" and before != "paused":
+            line.park(self.group, pool, "paused")
+        elif action != "pause" and pool.parked == "paused":
+            line.come_back(self.group, pool)
+        return r.PoolState(before != pool.state, pool.state, len(pool.live), self.group.pool_in_flight(name))
 
     def eligible(self, now: int) -> list[str]:
         """Return the pools from which a request could run now, asking no rotation: the work-conservation oracle."""
@@ -138,7 +138,7 @@ class Reference:
 
     def launchable(self, pool: str, now: int) -> Request | None:
         """Return the pool's first waiting request that would not be ended instead of launched."""
-        for request in self.group.pools[pool].entries:
+        for request in flows.in_order(self.group.pools[pool]):
             _, until = self.group.alive.get(request.producer, ("", 0))
             heard = now < max(until, self.group.grace_until_ms) or outage(self.group, now)
             if heard and not scheduler.own_fate(request, now):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from dispatch.fabric.schema import LIMITS
-from tests.model import line
+from tests.model import flows, line
 from tests.model.endings import Verdict, alive, finish
 from tests.model.records import Group, Pool, Request
 
@@ -91,7 +91,9 @@ def affordable(group: Group, pool: Pool, head: Request) -> bool:
 
 
 def _end_head(call: Round, pool: Pool, ending: str) -> None:
-    head = pool.entries.pop(0)
+    head = flows.head(pool)
+    assert head is not None
+    flows.pop(pool, head, None)
     if ending == "malformed":
         line.skip(pool, "malformed_head")
     if ending != "tombstone":
@@ -100,10 +102,10 @@ def _end_head(call: Round, pool: Pool, ending: str) -> None:
 
 def _live_head(call: Round, pool: Pool) -> Request | None:
     """Return the pool's first request that may launch; dead ones before it are ended, within the call's bound."""
-    while pool.entries:
-        ending = fate(call.group, pool.entries[0], call.now)
+    while head := flows.head(pool):
+        ending = fate(call.group, head, call.now)
         if not ending:
-            return pool.entries[0]
+            return head
         if not call.dead_left:
             call.spent = True
             return None
@@ -112,15 +114,15 @@ def _live_head(call: Round, pool: Pool) -> Request | None:
     return None
 
 
-def _launch(call: Round, pool: Pool) -> int:
+def _launch(call: Round, pool: Pool, head: Request) -> int:
     """Pop the head and lease it. Returns its units."""
-    group, head = call.group, pool.entries.pop(0)
+    group, cost = call.group, units(call.group, head)
+    flows.pop(pool, head, cost)
     group.fence += 1
     head.state, head.fence, head.attempt = "leased", group.fence, head.attempt + 1
     head.gateway, head.claim_nonce = call.claimant.gateway, call.claimant.nonce
-    head.endpoint, head.claimed_ms = pool.settings.endpoint, call.now
+    head.endpoint, head.claimed_ms, head.units = pool.settings.endpoint, call.now, cost
     group.leases[head.id] = call.now + group.settings.lease_ms
-    cost = units(group, head)
     group.endpoint(head.endpoint).attempts += 1
     pool.launched += 1
     pool.cost_served += cost
@@ -131,12 +133,13 @@ def _launch(call: Round, pool: Pool) -> int:
 
 def _after_launch(group: Group, pool: Pool) -> None:
     line.restart_pass(group)
-    if not pool.live:
+    next_head = flows.head(pool)
+    if not pool.live or next_head is None:
         line.leave(group, pool)
     elif group.fifo:
-        pool.arrival = pool.entries[0].seq
+        pool.arrival = line.head_seq(pool)
         line.turn_over(group, pool)
-    elif pool.open and not affordable(group, pool, pool.entries[0]):
+    elif pool.open and not affordable(group, pool, next_head):
         line.end_visit(group, pool)
 
 
@@ -153,7 +156,7 @@ def _serve_kept(call: Round, pool: Pool) -> None:
         elif reason := line.blocked(group, pool):
             line.park(group, pool, reason)
         else:
-            cost = _launch(call, pool)
+            cost = _launch(call, pool, head)
             floor = min(pool.deficit, -group.settings.cost_max)
             pool.deficit = max(pool.deficit - cost, floor)
             _after_launch(group, pool)
@@ -186,7 +189,7 @@ def _visit(call: Round, pool: Pool) -> None:
     if reason:
         line.park(group, pool, reason)
         return
-    cost = _launch(call, pool)
+    cost = _launch(call, pool, head)
     if not group.fifo:
         pool.deficit -= cost
         pool.launches += 1

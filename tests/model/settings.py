@@ -26,6 +26,7 @@ class PoolSettings:
     delivery: str = "at_most_once"
     max_attempts: int = 0
     """0 in a document without it: by delivery mode."""
+    priority_ageing_ms: int = 10_000
     max_queue_depth: int = 10_000
     max_queue_bytes: int = 268_435_456
     default_timeout_ms: int = 600_000

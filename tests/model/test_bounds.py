@@ -159,6 +159,31 @@ def test_free_pools_ahead_of_protected_ones(seed: int) -> None:
             assert crowd.lead(free, protected) <= 1 + Fraction(M - 1, own) + Fraction(2 * M - 1, other)
 
 
+@pytest.mark.parametrize("always_busy", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everything_at_once(seed: int, *, always_busy: bool) -> None:
+    """Caps, bursts, minima and endpoints of others do not touch what two plain pools owe each other."""
+    chance = random.Random(seed)
+    pools: dict[str, dict[str, Any]] = {name: {"quantum": quantum(chance)} for name in "xyabcdefg"}
+    for name in "bcd":
+        pools[name]["endpoint"] = "slow"
+    pools["a"]["max_concurrent"] = chance.randint(1, 3)
+    pools["d"]["min_concurrent"] = chance.randint(1, 2)
+    pools["e"]["min_concurrent"] = chance.randint(1, 2)
+    pools["f"]["max_burst_per_visit"] = chance.randint(1, 3)
+    pools["g"] |= {"max_concurrent": 2, "min_concurrent": 1, "max_burst_per_visit": 2}
+    slow = {"max_concurrent": chance.randint(1, 4)}
+    crowd = Crowd(seed, pools, total=chance.choice((6, 9, 1_000)), endpoints={"default": {}, "slow": slow})
+    crowd.run(always_busy=always_busy)
+    for first, second in ("xy", "yx", "bc", "cb"):
+        assert crowd.lead(first, second) <= plain_bound(crowd.quanta[first], crowd.quanta[second])
+    for free in "xy":
+        own, other = crowd.quanta[free], crowd.quanta["e"]
+        assert crowd.lead(free, "e") <= 1 + Fraction(M - 1, own) + Fraction(2 * M - 1, other)
+        assert crowd.lead("a", free) <= 1 + plain_bound(crowd.quanta["a"], own)
+        assert crowd.lead("f", free) <= 1 + Fraction(M, crowd.quanta["f"]) + Fraction(M - 1, own)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
@@ -169,6 +194,7 @@ def test_free_pools_ahead_of_protected_ones(seed: int) -> None:
         test_capped_pools_ahead_of_free_ones,
         test_burst_limited_pools_ahead_of_free_ones,
         test_free_pools_ahead_of_protected_ones,
+        test_everything_at_once,
     ],
 )
 def test_many_more_crowds(bound: Callable[..., None]) -> None:

@@ -171,10 +171,10 @@ class TestClaim:
             submit(twin, f"a{number}")
             submit(twin, f"b{number}", "b")
         assert [lease.pool_id for lease in claim(twin, 2).leases] == ["a", "a"]
-        twin.pause("a")
+        assert twin.pause("a", "pause") == r.PoolState(changed=True, state="paused", waiting=7, in_flight=2)
         assert [lease.pool_id for lease in claim(twin, 3).leases] == ["b", "b", "b"]
         assert twin.group.pools["a"].reason == "paused"
-        twin.resume("a")
+        assert twin.pause("a", "resume").state == "active"
         assert [lease.pool_id for lease in claim(twin, 5).leases] == ["a", "a", "b", "a", "a"]
 
     def test_old_heads_above_a_lowered_greatest_cost_launch(self) -> None:

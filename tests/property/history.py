@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from dispatch.errors import DispatchError
+from dispatch.errors import DispatchError, PoolUnknown
 from dispatch.fabric import functions as f
 from dispatch.fabric import records as r
 from dispatch.fabric.calls import FunctionCall
@@ -51,6 +51,7 @@ class History:
         self._last: Callable[[], None] | None = None
         self._ids = itertools.count()
         self._moments = itertools.count()
+        self._looks = itertools.count(1)
         self.now = self._began = self.server_time()
 
     # -- what callers do --------------------------------------------------------------------------------------------
@@ -79,7 +80,10 @@ class History:
         call = f.submit_together([f.request_submit(submission) for submission in submissions])
 
         def once() -> None:
-            answers, now = self._run(call)
+            try:
+                answers, now = self._run(call)
+            except DispatchError as error:  # about the whole call
+                answers, now = [error] * len(submissions), self.server_time()
             server = [type(answer) if isinstance(answer, DispatchError) else answer for answer in answers]
             admitted = [answer.server_ms for answer in answers if isinstance(answer, r.Admitted)]
             now = admitted[0] if admitted else now
@@ -127,6 +131,16 @@ class History:
             for item in items:
                 self._forget(gateway, item.request_id, item.fence)
             self._got(gateway, want, server.claim)
+
+        self._do(once)
+
+    def pause(self, pool: str, action: str) -> None:
+        """Pause, resume or drain a pool."""
+
+        def once() -> None:
+            server, _ = self._run_or_error(f.pool_pause(pool, action, actor="test"))
+            twin = self.twin.pause(pool, action) if pool in self.twin.group.pools else PoolUnknown
+            assert server == twin, (server, twin)
 
         self._do(once)
 
@@ -247,9 +261,26 @@ class History:
         server = self.eye.view(self.twin.group, GATEWAYS)
         found = differences(server, twin_view(self.twin.group, GATEWAYS))
         assert not found, "server and twin differ:\n" + "\n".join(found)
+        if next(self._looks) % 8 == 0:
+            self.audit()
         if self.twin.group.sleepers and self.eye.tokens == 0 and not self.called_again:
             eligible = self.twin.eligible(self.now)
             assert not eligible, f"{sorted(self.twin.group.sleepers)} sleep, no token, though {eligible} could launch"
+
+    def audit(self) -> None:
+        """Fail unless the server's own audit is clean."""
+        for part in ("group", "pools", "endpoints"):
+            for row in self.connection.run(self.name, f.fabric_audit(part))["rows"]:
+                wrong = {name: (row["stored"][name], true) for name, true in row["counted"].items()}
+                wrong = {name: pair for name, pair in wrong.items() if pair[0] != pair[1]}
+                assert not wrong, (part, row["name"], wrong)
+        leases = self.connection.run(self.name, f.fabric_audit("leases"))
+        assert not leases.get("broken")
+        assert leases["leases"] == len(self.twin.group.leases)
+        for name, pool in self.twin.group.pools.items():
+            entries = self.connection.run(self.name, f.fabric_audit("entries", subject=name))
+            assert (entries["live"], entries["tombstones"]) == (len(pool.live), pool.tombstones), (name, entries)
+            assert entries["bytes"] == sum(request.bytes for request in pool.live)
 
     def new_id(self) -> str:
         return f"r{next(self._ids)}"
@@ -279,6 +310,12 @@ class History:
         else:
             self.now = getattr(answer, "server_ms", before)
         return answer, self.now
+
+    def _run_or_error(self, call: FunctionCall[T]) -> tuple[T | type[DispatchError], int]:
+        try:
+            return self._run(call)
+        except DispatchError as error:
+            return type(error), self.server_time()
 
     def _past(self) -> int:
         """Return a time that is over, each later than the last: the order of reaping must not hang on the clock."""

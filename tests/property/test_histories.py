@@ -41,6 +41,7 @@ pool_fields = {
     "max_queue_bytes": st.sampled_from((1_000_000, 1_000_000, 10_000)),
     "enabled": st.sampled_from((True, True, True, False)),
     "display_name": st.sampled_from(("", "x")),
+    "priority_ageing_ms": st.sampled_from((0, LONG_MS)),
 }
 endpoint_caps = st.sampled_from((None, 1, 2))
 group_fields = {
@@ -50,6 +51,8 @@ group_fields = {
     "cost_min": st.sampled_from((1, 2)),
     "max_queued": st.sampled_from((100_000, 100_000, 12)),
 }
+keys = st.sampled_from(("", "k", "l", "m"))
+levels = st.sampled_from((None, None, 0, 2, 3))
 any_pool = st.sampled_from((*POOLS, *POOLS, "default"))
 costs = st.one_of(st.just(1), st.integers(0, 20))
 small = st.integers(0, 40)
@@ -91,7 +94,13 @@ def changed(document: dict[str, Any], change: tuple[str, str, Any]) -> dict[str,
 
 
 def plain_pool(name: str) -> dict[str, Any]:
-    return {"pool_id": name, "endpoint": "e", "default_timeout_ms": LONG_MS, "max_timeout_ms": 2 * LONG_MS}
+    return {
+        "pool_id": name,
+        "endpoint": "e",
+        "default_timeout_ms": LONG_MS,
+        "max_timeout_ms": 2 * LONG_MS,
+        "priority_ageing_ms": LONG_MS,
+    }
 
 
 class HistoryMachine(RuleBasedStateMachine):
@@ -142,7 +151,9 @@ class HistoryMachine(RuleBasedStateMachine):
         self.history.submit(*[self.submission(pool, producer, cost) for pool in self.history.twin.group.pools])
 
     @rule(
-        kind=st.sampled_from(("content", "large", "large and stored", "same id", "same id and nonce", "unknown pool")),
+        kind=st.sampled_from(
+            ("content", "large", "large and stored", "same id", "same id and nonce", "unknown pool", "another session")
+        ),
         pool=st.sampled_from(POOLS),
         images=st.integers(0, 3),
         pages=st.integers(0, 40),
@@ -161,12 +172,31 @@ class HistoryMachine(RuleBasedStateMachine):
                 timeout_ms=timeout,
                 message_count=None,
             )
+        elif kind == "another session":
+            submission = replace(submission, session="another")
         elif kind.startswith("large"):
             submission = replace(submission, body=b"", body_bytes=LARGE_BYTES)
         elif kind.startswith("same") and earlier:
             first = self.pick(earlier, at)
             submission = first if kind == "same id and nonce" else replace(first, nonce="another")
         self.history.submit(submission, stored=kind == "large and stored")
+
+    @rule(
+        pool=any_pool,
+        producer=st.sampled_from(PRODUCERS),
+        each=st.lists(st.tuples(keys, levels, costs), min_size=1, max_size=6),
+    )
+    def submit_with_keys(self, pool: str, producer: str, each: list[tuple[str, int | None, int]]) -> None:
+        self.history.submit(
+            *[
+                replace(self.submission(pool, producer, cost), fairness_key=key, priority=level)
+                for key, level, cost in each
+            ]
+        )
+
+    @rule(pool=any_pool, action=st.sampled_from(("pause", "resume", "resume", "drain")))
+    def pause(self, pool: str, action: str) -> None:
+        self.history.pause(pool, action)
 
     @rule(gateway=st.sampled_from(GATEWAYS), want=st.integers(1, 8), follow=st.booleans())
     def claim(self, gateway: str, want: int, *, follow: bool) -> None:
@@ -185,10 +215,14 @@ class HistoryMachine(RuleBasedStateMachine):
         picks=st.lists(st.tuples(small, outcomes), min_size=1, max_size=6),
         want=st.sampled_from((0, 1, 2, 5)),
         verdict=st.sampled_from(list(r.Verdict)),
+        actual=st.one_of(st.none(), st.integers(0, 20)),
     )
-    def settle(self, gateway: str, picks: list[tuple[int, r.Outcome]], want: int, verdict: r.Verdict) -> None:
+    def settle(
+        self, gateway: str, picks: list[tuple[int, r.Outcome]], want: int, verdict: r.Verdict, actual: int | None
+    ) -> None:
         held = list(self.history.known[gateway].values())
         items = [self.item(self.pick(held, at), outcome, verdict) for at, outcome in picks if held]
+        items = [replace(item, actual_cost_units=actual) for item in items]
         self.history.settle(gateway, items, want)
 
     @rule(
@@ -277,6 +311,9 @@ class HistoryMachine(RuleBasedStateMachine):
             "several pools wait for an endpoint": sum(pool.on_endpoint for pool in group.pools.values()) > 1,
             "a capped pool": any(pool.parked == "lane_capacity" for pool in group.pools.values()),
             "debt": any(pool.deficit < 0 for pool in group.pools.values()),
+            "keys": any(len(pool.tags) > 1 for pool in group.pools.values()),
+            "tags of idle keys": any(pool.idle_tags for pool in group.pools.values()),
+            "a paused pool": any(pool.parked == "paused" for pool in group.pools.values()),
             "tombstones": any(pool.tombstones for pool in group.pools.values()),
             "grace": group.grace_until_ms > self.history.now,
             "a second attempt": any(request.attempt > 1 for request in group.requests.values()),

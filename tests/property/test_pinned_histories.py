@@ -272,7 +272,7 @@ def test_own_old_lease_elsewhere_brings_a_pool_below_its_minimum_back(history: H
 
 
 def test_queue_that_was_deleted_wedges_nothing(history: History) -> None:
-    """The twin knows no such damage, so only the server is asked: it answers, goes on, and the rest ends by deadline."""
+    """The twin knows no such damage: only the server is asked. It answers, goes on, and the rest ends by deadline."""
     history.configure(document({"a": {"min_concurrent": 1}}))
     submit(history, "a", 1, 1, 1)
     history.eye.client.delete(history.eye.key("requests", pool="a"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,8 @@ import redis
 from dispatch.fabric.frames import decode_frame
 from dispatch.fabric.schema import key
 from tests.model import line
-from tests.model.records import Endpoint, Group, Pool
+from tests.model.flows import SHARED
+from tests.model.records import USUAL_LEVEL, Endpoint, Group, Pool
 
 View = dict[str, Any]
 
@@ -20,7 +22,7 @@ SAME_MOMENT_MS = 60_000
 """Times that begin in a call whose answer does not carry the server's time are compared within this."""
 
 _LASTING = re.compile(
-    r"hash:llm:group|hash:llm:(pool|endpoint):[^:]+|list:llm:(kept|wake)|stream:llm:[a-z]+|set:llm:gateways"
+    r"hash:llm:group|zset:llm:flows:[^:]+:idle|hash:llm:(pool|endpoint):[^:]+|list:llm:(kept|wake)|stream:llm:[a-z]+|set:llm:gateways"
 )
 _POOL_FIELDS = ("deficit", "open", "launches", "place", "submitted", "launched", "cost_served")
 _RECORD_FIELDS = ("depth", "bytes", "tombstones", "in_flight", *_POOL_FIELDS)
@@ -41,6 +43,11 @@ class ServerEye:
         record = msgspec.msgpack.decode(self.client.hget(key_, "record")) | fields
         tables = {name: {} for name, value in record.items() if value == []}  # an empty Lua table comes as a list
         self.client.hset(key_, "record", msgspec.msgpack.encode(record | tables))
+
+    def _list_key(self, pool: str, flow: str, level: int) -> str:
+        if (flow, level) == (SHARED, USUAL_LEVEL):
+            return self.key("requests", pool=pool)
+        return self.key("flow", pool=pool, flow=flow, level=str(level))
 
     def immortal_keys(self) -> list[str]:
         """Return keys that no expiry bounds, but those that belong to the group, its pools and its endpoints."""
@@ -64,8 +71,11 @@ class ServerEye:
         pipe.llen(self.key("wake"))
         for pool in pools:
             pipe.hget(self.key("pool", pool=pool), "record")
-            pipe.llen(self.key("requests", pool=pool))
             pipe.zcard(self.key("returned", pool=pool))
+            pipe.zrange(self.key("flows", pool=pool), 0, -1, withscores=True)
+            pipe.zrange(self.key("idle_flows", pool=pool), 0, -1, withscores=True)
+            for flow, level in _lists(twin.pools[pool]):
+                pipe.llen(self._list_key(pool, flow, level))
         for endpoint in endpoints:
             pipe.hget(self.key("endpoint", endpoint=endpoint), "record")
             pipe.zrange(self.key("waiting", endpoint=endpoint), 0, -1)
@@ -90,7 +100,22 @@ class ServerEye:
             "ended": [_ending(fields) for _, fields in next(answers)],
         }
         self.tokens = next(answers)
-        view["pools"] = {name: _pool_record(next(answers), entries=next(answers) + next(answers)) for name in pools}
+        view["pools"] = {}
+        for name in pools:
+            packed, returned, tags, idle = (next(answers) for _ in range(4))
+            lists = {listed: next(answers) for listed in _lists(twin.pools[name])}
+            record = msgspec.msgpack.decode(packed)
+            assert (
+                sum(lists.values()) + returned
+                == record["depth"] + record["tombstones"]
+                == sum(record["levels"]) + returned
+            )
+            view["pools"][name] = _pool_record(record) | {
+                "returned": returned,
+                "lists": lists,
+                "tags": _scores(tags),
+                "idle_tags": _scores(idle),
+            }
         view["endpoints"] = {name: _endpoint_record(next(answers), next(answers)) for name in endpoints}
         view["holding"] = {name: {member.decode() for member in next(answers)} for name in gateways}
         view["requests"] = {name: _request_view(next(answers)) for name in requests}
@@ -114,16 +139,21 @@ def _group_view(record: View, generation: int) -> View:
     }
 
 
-def _pool_record(packed: bytes | None, *, entries: int) -> View:
-    assert packed is not None, "a pool of the twin is not on the server"
-    record = msgspec.msgpack.decode(packed)
-    assert entries == record["depth"] + record["tombstones"], "entries = waiting requests + tombstones"
+def _lists(pool: Pool) -> dict[tuple[str, int], int]:
+    """Count the entries that should stand in each list of the pool; its plain one is always looked at."""
+    return {(SHARED, USUAL_LEVEL): 0} | Counter((entry.flow, entry.level) for entry in pool.waiting)
+
+
+def _pool_record(record: View) -> View:
     view = {name: record[name] for name in _RECORD_FIELDS}
     for counter in ("endings", "rejected", "skips"):
         view[counter] = record[counter] or {}
     return view | {
         "mark": record["mark"] if record["place"] == "line" else None,
         "turn": record.get("turn"),
+        "state": "paused" if record.get("paused") else "draining" if record.get("draining") else "active",
+        "keyed": record.get("keyed") or False,
+        "virtual_time": record.get("virtual_time") or 0,
         "parked": record.get("parked") or "",
         "reason": record.get("reason") or "",
     }
@@ -221,6 +251,13 @@ def _pool_view(group: Group, pool: Pool) -> View:
         "skips": dict(pool.skips),
         "mark": pool.mark if pool.place == "line" else None,
         "turn": pool.turn,
+        "state": pool.state,
+        "keyed": pool.keyed,
+        "virtual_time": pool.virtual_time,
+        "returned": len(pool.returned),
+        "lists": _lists(pool),
+        "tags": pool.tags,
+        "idle_tags": pool.idle_tags,
         "parked": pool.parked,
         "reason": pool.reason,
     }
