@@ -38,6 +38,17 @@ class BenchServer:
         """Return the memory its data takes."""
         return int(self.client.info("memory")["used_memory"])
 
+    def function_us(self) -> float:
+        """Return the time spent in functions since the statistics were reset."""
+        stats: dict[str, Any] = self.client.info("commandstats")
+        return float(stats["cmdstat_fcall"]["usec"])
+
+    def slowest_ms(self) -> float:
+        """Return how long the slowest command since the last call held up the server; 0 = none over 1 ms."""
+        slowest = max((entry["duration"] for entry in self.client.slowlog_get(1000)), default=0)
+        self.client.slowlog_reset()
+        return float(slowest) / 1000
+
     def configure(self, group: str, document: dict[str, Any]) -> None:
         """Apply a first config to `group`."""
         call = group_configure(
@@ -57,5 +68,7 @@ def bench_server() -> Iterator[BenchServer]:
         with BlockingConnection(server.url) as connection:
             load(connection, current_library())
         server.client.function_load(NOOP_LIBRARY)
+        server.client.config_set("slowlog-log-slower-than", 1000)
+        server.client.config_set("slowlog-max-len", 1000)
         yield server
         server.client.close()
