@@ -61,8 +61,9 @@ class Child:
 class Children:
     """Starts processes and owns them until `stop`.
 
-    Each has a session of its own, so that Ctrl-C reaches only us and the order of stopping is ours. `tasks` must live
-    until `stop` has returned: it reads what the children say, without which they would block while they drain.
+    Each has a session of its own, so that Ctrl-C reaches only us and the order of stopping is ours. `tasks` holds one
+    for each child until that ends, even when cancelled: it reads what the child says, without which the child would
+    block while it drains. So whoever starts children must reach `stop`.
     """
 
     def __init__(self, tasks: TaskGroup, *, echo: Callable[[str], None] | None = None) -> None:
@@ -71,6 +72,7 @@ class Children:
         self._all: list[Child] = []
         self._stopping = False
         self._unexpected = anyio.Event()
+        self._fault: OSError | None = None
 
     async def start(self, program: Program) -> Child:
         """Start a process.
@@ -100,9 +102,12 @@ class Children:
         """Wait until a child ends that nobody stopped.
 
         Raises:
-            DispatchError: always; names the child, how it ended, and its last lines.
+            DispatchError: names the child, how it ended, and its last lines.
+            OSError: what the children say cannot be passed on (the reader went away).
         """
         await self._unexpected.wait()
+        if self._fault is not None:
+            raise self._fault
         child = next(child for child in self._all if child.ended.is_set())
         raise DispatchError(f"{child.program.name} ended unexpectedly ({_how(child)}){child.last_words()}")
 
@@ -138,6 +143,15 @@ class Children:
                     await child.ended.wait()
 
     async def _follow(self, child: Child) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._read(child)
+            await child.process.wait()
+            await child.process.aclose()
+        child.ended.set()
+        if not self._stopping:
+            self._unexpected.set()
+
+    async def _read(self, child: Child) -> None:
         if child.process.stdout is not None:  # always: it was started with a pipe
             rest = ""
             # Broken while we read: the process is gone, and there is no more to read.
@@ -146,17 +160,17 @@ class Children:
                     *lines, rest = (rest + text).split("\n")
                     self._heard(child, lines)
             self._heard(child, [rest] if rest else [])
-        await child.process.wait()
-        await child.process.aclose()
-        child.ended.set()
-        if not self._stopping:
-            self._unexpected.set()
 
     def _heard(self, child: Child, lines: Sequence[str]) -> None:
         for line in lines:
             child.tail.append(line)
-            if self._echo is not None:
-                self._echo(f"{child.program.name}: {line}")
+            try:
+                if self._echo is not None:
+                    self._echo(f"{child.program.name}: {line}")
+            except OSError as error:
+                # Reading goes on: a child that nobody reads could not be stopped in good order.
+                self._echo, self._fault = None, error
+                self._unexpected.set()
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -49,8 +50,9 @@ async def run(options: Options) -> None:
                 async for _ in signals:
                     if first is None:
                         first = anyio.current_time()
-                        typer.echo("\nStopping (once more to kill)...", err=True)
                         work.cancel()
+                        with contextlib.suppress(OSError):  # nobody may read it any more
+                            typer.echo("\nStopping (once more to kill)...", err=True)
                     elif anyio.current_time() - first > _SAME_SIGNAL_S:
                         children.hurry()
 

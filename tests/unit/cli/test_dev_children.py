@@ -125,6 +125,33 @@ async def test_hurry_ends_a_stop_under_way() -> None:
         assert child.process.returncode == -signal.SIGKILL
 
 
+async def test_a_reader_of_the_logs_that_went_away_is_told_and_the_children_are_still_followed() -> None:
+    def gone(_line: str) -> None:
+        raise BrokenPipeError
+
+    async with anyio.create_task_group() as tasks:
+        children = Children(tasks, echo=gone)
+        child = await children.start(program("for n in range(100_000): print('line', n)"))
+        with pytest.raises(BrokenPipeError):
+            await children.watch()
+        with anyio.fail_after(10):
+            await child.ended.wait()
+        assert child.tail[-1] == "line 99999"
+
+
+async def test_stop_is_quick_when_the_tasks_around_it_are_cancelled() -> None:
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            children = Children(tasks)
+            child = await children.start(program(SLEEPS, stop_s=60))
+            try:
+                tasks.cancel_scope.cancel()
+                await anyio.sleep_forever()
+            finally:
+                await children.stop()
+    assert child.process.returncode == -signal.SIGTERM
+
+
 async def test_stop_is_not_left_half_way_when_it_is_cancelled() -> None:
     async with started(program(IGNORES_TERM, stop_s=0.2)) as (children, [child], said):
         await until_said(said, "deaf")
