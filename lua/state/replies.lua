@@ -56,7 +56,7 @@ end
 
 --- Forget a large reply nobody will read.
 function replies.forget_body(step, id)
-  server.call("UNLINK", keys.of(step.root, "reply_body", id))
+  server.call("PEXPIRE", keys.of(step.root, "reply_body", id), 1) -- freed outside this call
 end
 
 return replies

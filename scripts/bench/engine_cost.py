@@ -111,6 +111,7 @@ def measure(server: BenchServer, effort: Effort) -> dict[str, dict[str, float]]:
     server.slowest_ms()
     medians = comparison.run()
     slowest = server.slowest_ms()
+    spread = {name: (round(min(values), 2), round(max(values), 2)) for name, values in comparison.samples.items()}
     pairs = {
         "pools_1000_over_4": ("pools_1000", "pools_4"), "pools_64_over_4": ("pools_64", "pools_4"),
         "active_4_of_1000_over_4": ("active_4_of_1000", "pools_4"), "capped_1000_over_0": ("capped_1000", "capped_0"),
@@ -121,7 +122,7 @@ def measure(server: BenchServer, effort: Effort) -> dict[str, dict[str, float]]:
     return {
         "ratios": {name: round(medians[over] / medians[under], 3) for name, (over, under) in pairs.items()},
         "us": {name: round(value, 2) for name, value in medians.items()},
-        "spread_us": {name: (round(min(values), 2), round(max(values), 2)) for name, values in comparison.samples.items()},
+        "spread_us": spread,
         "slowest_call_ms": slowest,
     }  # fmt: skip
 

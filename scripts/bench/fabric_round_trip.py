@@ -1,4 +1,4 @@
-"""Requests per second, round trip and server CPU of submit -> claim -> no-op executor -> reply, beside a bare no-op FCALL.
+"""Rate, round trip and server CPU of submit -> claim -> no-op executor -> reply, beside a bare no-op FCALL.
 
 One gateway process, one producer process with 128 outstanding requests of 1 KB, one Valkey server, all on this machine.
 Bare and whole calls are measured in turn, several times each; medians and the spread are told.

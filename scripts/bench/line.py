@@ -1,4 +1,4 @@
-"""One group on the benchmark's server: filled with waiting work, then claimed from and settled, one call after another."""
+"""One group on the benchmark's server: filled with waiting work, then claimed from and settled, call after call."""
 
 from __future__ import annotations
 
