@@ -20,8 +20,11 @@ from dispatch.errors import DispatchError
 DISTRIBUTION = "fabric-dispatch"
 
 _COMMANDS = {
+    "config": ("dispatch.cli.config", "Show and change the config of a fabric group: pools, weights, caps, endpoints."),
     "dev": ("dispatch.cli.dev", "Run everything on this machine: Valkey, a simulated backend, two gateways."),
+    "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
+    "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare, list or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),
 }

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
+from dispatch.cli.operating import (
+    DEFAULT_URL,
+    TIMEOUT_S,
+    TROUBLE,
+    Json,
+    Url,
+    complain,
+    trouble_as_exit_code,
+    write_json,
+)
 from dispatch.cli.tables import output, print_table
-from dispatch.errors import DispatchError
 from dispatch.fabric import deploy
 from dispatch.fabric.deploy import Action, Installed, LoadReport, NodeReport, NodeState
 from dispatch.fabric.library import LIBRARY_NAME, Library, current_library
 from dispatch.fabric.sync import BlockingConnection
 
-TIMEOUT_S = 1.5
-"""How long a server may take for one answer: a person waits."""
-
-DIFFERS, TROUBLE = 1, 2
-"""Exit codes: the library on the server is missing or another one; no answer, or not every primary was written."""
+DIFFERS = 1
+"""Exit code: the library on the server is missing or another one. 2: no answer, or not every primary was written."""
 
 app = typer.Typer(no_args_is_help=True, help="Load the Lua function library into Valkey, and compare or print it.")
-
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="DISPATCH_VALKEY_URL",
-        help="Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS, ?cluster=true for a cluster.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; messages go to stderr.")]
-DEFAULT_URL = "valkey://127.0.0.1:6379"
 
 
 @app.command("load")
@@ -48,7 +42,7 @@ def load_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
     Example:
       dispatch scripts load --url valkey://:password@valkey.internal:6379
     """
-    with _trouble_as_exit_code():
+    with trouble_as_exit_code():
         library = current_library()
         with BlockingConnection(url, timeout_s=TIMEOUT_S) as connection:
             reports = deploy.load(connection, library)
@@ -126,29 +120,20 @@ def print_command(
     Example:
       dispatch scripts print --map | grep lease_claim
     """
-    with _trouble_as_exit_code():
+    with trouble_as_exit_code():
         library = current_library()
     places = list(enumerate(library.places, start=1))
     if json:
         lines = [{"line": line, "file": place.file, "file_line": place.line} for line, place in places if place]
-        _write_json({"library": _library_row(library), "text": library.text, "lines": lines})
+        write_json({"library": _library_row(library), "text": library.text, "lines": lines})
     elif line_map:
         sys.stdout.writelines(f"{line:>6}  {place or '(joiner)'}\n" for line, place in places)
     else:
         sys.stdout.write(library.text)
 
 
-@contextmanager
-def _trouble_as_exit_code() -> Iterator[None]:
-    try:
-        yield
-    except DispatchError as error:
-        typer.echo(f"dispatch: {error}", err=True)
-        raise typer.Exit(TROUBLE) from error
-
-
 def _compared(url: str) -> tuple[Library, list[NodeReport]]:
-    with _trouble_as_exit_code():
+    with trouble_as_exit_code():
         library = current_library()
         with BlockingConnection(url, timeout_s=TIMEOUT_S) as connection:
             return library, deploy.compare(connection, library)
@@ -166,7 +151,7 @@ def _say_problems(reports: Sequence[NodeReport | LoadReport]) -> None:
     for report in reports:
         if report.problem:
             at = "" if report.address in report.problem else f"{report.address}: "
-            typer.echo(f"dispatch: {at}{report.problem}", err=True)
+            complain(f"{at}{report.problem}")
 
 
 def _short(digest: str) -> str:
@@ -226,11 +211,7 @@ def _status_row(report: NodeReport, library: Library) -> dict[str, Any]:
 
 
 def _print_json(library: Library, nodes: list[dict[str, Any]]) -> None:
-    _write_json({"library": _library_row(library), "nodes": nodes})
-
-
-def _write_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    write_json({"library": _library_row(library), "nodes": nodes})
 
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}

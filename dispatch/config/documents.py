@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dispatch.config.files import read_mapping
+from dispatch.errors import ConfigurationError
 
 DEFAULT_WEIGHTS = {"interactive": 4, "document-extract": 2, "backfill": 1, "default": 1}
 """Pools of the default config with their quantum (shown to operators as weight)."""
@@ -33,3 +37,15 @@ def load_document(path: str | Path) -> dict[str, Any]:
         ConfigurationError: the file cannot be read or parsed; names it, the line and what is wrong.
     """
     return read_mapping(Path(path))
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """Return a config document as the JSON that `group_configure` takes.
+
+    Raises:
+        ConfigurationError: it holds something that JSON cannot (a YAML file may).
+    """
+    try:
+        return msgspec.json.encode(document)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"the document cannot be JSON: {error}") from error

@@ -57,6 +57,8 @@ class RequestEnvelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     page_count: int = 0
     estimated_cost_units: int | None = None
     timeout_ms: int | None = None
+    fairness_key: str | None = None
+    priority: int | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     caller_request_id: str | None = None

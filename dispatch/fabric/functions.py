@@ -172,9 +172,7 @@ def _admission(answer: list[Any]) -> Admission:
 
 
 def _admissions(answer: list[Any]) -> list[Admission | DispatchError]:
-    return [
-        _one_admission(answer[at : at + _ADMISSION_FIELDS]) for at in range(0, len(answer), _ADMISSION_FIELDS)
-    ]
+    return [_one_admission(answer[at : at + _ADMISSION_FIELDS]) for at in range(0, len(answer), _ADMISSION_FIELDS)]
 
 
 def _one_admission(cells: list[Any]) -> Admission | DispatchError:

@@ -13,9 +13,10 @@ import structlog
 from dispatch.backend.endpoint import Endpoint
 from dispatch.config import GatewaySettings
 from dispatch.contract import CONTRACT_VERSION
-from dispatch.fabric.connecting import connect, require_same
+from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.functions import library_version
+from dispatch.fabric.verifying import require_same
 from dispatch.gateway.endpoints import MAX_PAYLOAD_BYTES
 from dispatch.gateway.executors import Executor
 from dispatch.gateway.link import PROBLEMS

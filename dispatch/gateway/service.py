@@ -6,8 +6,8 @@ import anyio
 import structlog
 
 from dispatch.config import GatewaySettings
-from dispatch.fabric.connecting import verify_library
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.verifying import verify_library
 from dispatch.gateway.claims import ClaimLoop
 from dispatch.gateway.configuring import make_default_config, read_or_make_config
 from dispatch.gateway.endpoints import Endpoints

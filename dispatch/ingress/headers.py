@@ -2,6 +2,8 @@
 
 `X-Dispatch-Pool`        the pool (or the base URL `/pools/{pool}/v1`; both must agree; none = `default`)
 `X-Dispatch-Timeout-Ms`  whole milliseconds from admission, 1 to 3,600,000
+`X-Dispatch-Fairness-Key`  a name: for whom the call is. The keys of one pool share it evenly
+`X-Dispatch-Priority`    0 (first) to 3, among the calls of one key
 `X-Dispatch-Metadata`    a JSON object of scalars; `image_count`, `page_count`, `chunk_page_count` and
                          `estimated_cost_units` feed the cost rule
 `X-Request-Id`           1 to 128 visible ASCII characters: recorded and echoed; anything else is replaced
@@ -17,13 +19,14 @@ import msgspec
 
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import InvalidRequest
-from dispatch.producer.options import DEFAULT_POOL, CallOptions
+from dispatch.producer.options import DEFAULT_POOL, PRIORITY_MAX, CallOptions
 
 TIMEOUT_MAX_MS = 3_600_000
 METADATA_MAX_BYTES = 8_192
 METADATA_MAX_MEMBERS = 64
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_PRIORITY = re.compile(rb"[0-9]")
 _TIMEOUT = re.compile(rb"[1-9][0-9]{0,6}")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
@@ -60,6 +63,8 @@ def call_options(headers: Headers, path_pool: str | None, admission_ms: int) -> 
     return CallOptions(
         pool_id=_pool(headers, path_pool),
         timeout_ms=_timeout_ms(headers),
+        fairness_key=_fairness_key(headers),
+        priority=_priority(headers),
         metadata=_metadata(headers),
         admission_ms=admission_ms,
         caller_request_id=caller_request_id(headers),
@@ -86,6 +91,25 @@ def _timeout_ms(headers: Headers) -> int | None:
         return None
     if _TIMEOUT.fullmatch(value) is None or int(value) > TIMEOUT_MAX_MS:
         raise _wrong("X-Dispatch-Timeout-Ms", f"must be a whole number from 1 to {TIMEOUT_MAX_MS}")
+    return int(value)
+
+
+def _fairness_key(headers: Headers) -> str | None:
+    value = _single(headers, b"x-dispatch-fairness-key")
+    if value is None:
+        return None
+    try:
+        return check_name("fairness_key", value.decode("latin-1"))
+    except InvalidRequest:
+        raise _wrong("X-Dispatch-Fairness-Key", "must be 1 to 128 of letters, digits, '.', '_', '-'") from None
+
+
+def _priority(headers: Headers) -> int | None:
+    value = _single(headers, b"x-dispatch-priority")
+    if value is None:
+        return None
+    if _PRIORITY.fullmatch(value) is None or int(value) > PRIORITY_MAX:
+        raise _wrong("X-Dispatch-Priority", f"must be a whole number from 0 (first) to {PRIORITY_MAX}")
     return int(value)
 
 

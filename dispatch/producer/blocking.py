@@ -13,9 +13,9 @@ import structlog
 from dispatch.contract import Call, Reply
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, StateConflict
 from dispatch.fabric import functions
-from dispatch.fabric.connecting import verify_library_blocking
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.sync import BlockingConnection
+from dispatch.fabric.verifying import verify_library_blocking
 from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
 from dispatch.producer.draft import BODY_TTL_MS, Admission, make_draft

@@ -132,8 +132,9 @@ class DispatchClient:
 
         `timeout` is in seconds from admission (None = the pool's default). `metadata` (scalars) is for operators and
         the cost rule and no part of the body. Of `more`, `request_id` names the request, `cost` is its estimated cost
-        in units, `extra_body` is merged into the body last; everything else is a member of the body (`temperature`,
-        `tools`, ...).
+        in units, `fairness_key` says for whom it is (the keys of one pool share it evenly), `priority` is its level
+        among those of its key (0 first to 3), `extra_body` is merged into the body last; everything else is a member
+        of the body (`temperature`, `tools`, ...).
 
         Raises:
             InvalidRequest: an argument is wrong, cannot be JSON or is not finite; nothing was sent.

@@ -11,14 +11,16 @@ from dispatch.contract import Call, Operation, Scalar, read_call
 from dispatch.errors import InvalidRequest
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, timeout_ms
 
-_OPTION_NAMES = frozenset({"pool", "metadata", "timeout", "cost", "request_id", "extra_body"})
+_OPTION_NAMES = frozenset(
+    {"pool", "metadata", "timeout", "cost", "request_id", "fairness_key", "priority", "extra_body"}
+)
 
 
 def build_completion(arguments: Mapping[str, Any]) -> tuple[Call, CallOptions]:
     """Make a chat completion call of `complete()`'s arguments.
 
-    `pool metadata timeout cost request_id` become options; `messages`, `model` and every other argument become
-    members of the body in the order given, `extra_body`'s members last.
+    `pool metadata timeout cost request_id fairness_key priority` become options; `messages`, `model` and every other
+    argument become members of the body in the order given, `extra_body`'s members last.
 
     Raises:
         InvalidRequest: an argument is missing, wrong or cannot be JSON; names it.
@@ -35,6 +37,8 @@ def build_completion(arguments: Mapping[str, Any]) -> tuple[Call, CallOptions]:
         timeout_ms=timeout_ms(arguments.get("timeout")),
         metadata=_metadata(arguments.get("metadata")),
         estimated_cost_units=arguments.get("cost"),
+        fairness_key=arguments.get("fairness_key"),
+        priority=arguments.get("priority"),
     )
     return read_call(Operation.CHAT_COMPLETIONS, encode_body(body)), options
 

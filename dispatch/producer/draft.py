@@ -77,6 +77,8 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         body_bytes=len(call.body),
         body=call.body if inline else b"",
         liveness_ms=session.liveness_ms,
+        fairness_key=options.fairness_key or "",
+        priority=options.priority,
     )
     body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
     return Draft(submission, call.body, body_key, options.request_id is None)
@@ -150,6 +152,8 @@ def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
             page_count=submitted.pages,
             estimated_cost_units=submitted.units,
             timeout_ms=options.timeout_ms,
+            fairness_key=options.fairness_key,
+            priority=options.priority,
             traceparent=traceparent,
             tracestate=tracestate,
             caller_request_id=options.caller_request_id,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import ConfigurationError, InvalidRequest
+from dispatch.fabric.schema import LIMITS
 
 if TYPE_CHECKING:  # the HTTP stack is loaded by clients that call an endpoint themselves, not by every producer
     from dispatch.backend.endpoint import Endpoint
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # the HTTP stack is loaded by clients that call an endpoint t
 DEFAULT_POOL = "default"
 _TIMEOUT_MS_MAX = 2**31 - 1
 _UNITS_MAX = 2**31 - 1
+PRIORITY_MAX = LIMITS["priority_levels"] - 1
 
 ClientName = Literal["glide", "redis"]
 
@@ -82,6 +84,8 @@ class CallOptions:
     `request_id` None = one is made up. `timeout_ms` None = the pool's default; it counts from admission.
     `metadata` is for operators and for the cost rule (`image_count`, `chunk_page_count`, `page_count`,
     `estimated_cost_units`); it is never part of the body. `admission_ms` None = the client's.
+    `fairness_key` says for whom the call is: the keys of one pool share it evenly (None = one key for all without).
+    `priority` orders the calls of one key: 0 first to 3, None = the usual (1); what waits long goes first anyway.
     `traceparent` None = that of the current OpenTelemetry span, if there is one.
     """
 
@@ -91,14 +95,20 @@ class CallOptions:
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     estimated_cost_units: int | None = None
     admission_ms: int | None = None
+    fairness_key: str | None = None
+    priority: int | None = None
     caller_request_id: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
 
     def __post_init__(self) -> None:
         _check_text_name("pool", self.pool_id)
-        if self.request_id is not None:
-            _check_text_name("request_id", self.request_id)
+        for name in ("request_id", "fairness_key"):
+            if getattr(self, name) is not None:
+                _check_text_name(name, getattr(self, name))
+        if self.priority is not None and (type(self.priority) is not int or not 0 <= self.priority <= PRIORITY_MAX):
+            message = f"priority is {self.priority!r}: a whole number from 0 (first) to {PRIORITY_MAX} is allowed"
+            raise InvalidRequest(message, param="priority", code="invalid_value")
         for name, limit in (("timeout_ms", _TIMEOUT_MS_MAX), ("admission_ms", _TIMEOUT_MS_MAX)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= limit):

@@ -13,8 +13,8 @@ import structlog
 
 from dispatch.contract import Call, Reply
 from dispatch.errors import DispatchError, FabricError, StateConflict
-from dispatch.fabric.connecting import verify_library
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
 from dispatch.producer.draft import make_draft
 from dispatch.producer.errand import admission_bound_s

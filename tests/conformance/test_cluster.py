@@ -10,11 +10,11 @@ import redis
 
 from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions as f
-from dispatch.fabric.connecting import verify_library
 from dispatch.fabric.deploy import Action, NodeState, compare, load
 from dispatch.fabric.library import current_library
 from dispatch.fabric.schema import root
 from dispatch.fabric.sync import BlockingConnection
+from dispatch.fabric.verifying import verify_library
 from tests.conftest import load_library
 from tests.support.cluster import ValkeyCluster
 from tests.support.groups import configure, unique_group

@@ -11,8 +11,8 @@ import pytest
 
 from dispatch.errors import BadArgument, GroupUnknown, PoolUnknown
 from dispatch.fabric import functions as f
-from dispatch.fabric.connecting import require_same, verify_library
 from dispatch.fabric.records import Admitted, Exists, Refused, Submission
+from dispatch.fabric.verifying import require_same, verify_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.container]
 

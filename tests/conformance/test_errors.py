@@ -12,9 +12,10 @@ from dispatch import errors
 from dispatch.errors import ConfigurationError, FabricError, FabricUnavailable, LibraryProblem, ScriptFault
 from dispatch.fabric import functions as f
 from dispatch.fabric.calls import FunctionCall
-from dispatch.fabric.connecting import connect, require_same, verify_library
+from dispatch.fabric.connecting import connect
 from dispatch.fabric.library import current_library
 from dispatch.fabric.records import LibraryVersion
+from dispatch.fabric.verifying import require_same, verify_library
 from tests.support.fake_server import FakeServer
 from tests.support.valkey import free_port
 

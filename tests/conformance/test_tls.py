@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatch.errors import FabricUnavailable
-from dispatch.fabric.connecting import verify_library
+from dispatch.fabric.verifying import verify_library
 from tests.support.tls import tls_in_front_of
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,14 @@ from tests.support.valkey import ValkeyProcess
 DISPATCH = [sys.executable, "-m", "dispatch"]
 ODD_TERMINALS = {"dumb": {"NO_COLOR": "1", "COLUMNS": "20", "TERM": "dumb"}, "narrow": {"COLUMNS": "20"}}
 NEEDS_SERVER = ["scripts status", "scripts diff", "scripts load"]
-COMMANDS = ["dev", "gateway", "simulate", "scripts load", "scripts status", "scripts diff", "scripts print"]
+NEEDS_GROUP = [
+    "config show", "config history", "config rollback 1", "config set policy=drr", "pools list", "pools show default",
+    "pools pause default", "pools resume default", "pools drain default", "pools purge default", "doctor",
+]  # fmt: skip
+COMMANDS = [
+    "dev", "gateway", "simulate", "scripts load", "scripts status", "scripts diff", "scripts print", "config apply",
+    "config diff", *(re.sub(r" (1|\S+=\S+|default)$", "", command) for command in NEEDS_GROUP),
+]  # fmt: skip
 LISTINGS = ["--help", "--version", "scripts print", *NEEDS_SERVER]
 
 
@@ -151,7 +158,7 @@ def test_a_bug_keeps_its_traceback(run_failing: Callable[[BaseException], int], 
         run_failing(error)
 
 
-@pytest.mark.parametrize("command", NEEDS_SERVER)
+@pytest.mark.parametrize("command", [*NEEDS_SERVER, *NEEDS_GROUP])
 def test_no_valkey_is_one_sentence_within_seconds(command: str) -> None:
     start = time.monotonic()
     done = dispatch(*command.split(), "--url", "valkey://127.0.0.1:9")

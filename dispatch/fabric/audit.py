@@ -1,0 +1,172 @@
+"""Auditing a fabric group: every counter held against what is there, and the repair of what differs.
+
+The server compares what it can in one step (`fabric_audit`); what needs several pages (the entries of a pool, the
+leases) is summed up here. Pages are not one instant, so under traffic an audit sees differences that are none:
+`confirmed_differences` counts only what two audits in a row find with the same numbers. A group that is never still can
+so hide a drift; audit it when it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dispatch.errors import PoolUnknown
+from dispatch.fabric.functions import fabric_audit, fabric_repair
+from dispatch.fabric.records import Repair
+from dispatch.fabric.schema import LIMITS
+from dispatch.fabric.sync import BlockingConnection
+
+Value = int | str | bool
+
+_PAGE = LIMITS["snapshot_page_max"]
+_LEVELS = tuple(f"level_{level}" for level in range(LIMITS["priority_levels"]))
+_OF_THE_PLACE = ("standing", "awake")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is stored otherwise than counted: `kind` (group, pool, endpoint, lease), its name and the field.
+
+    Fields are counters, or `standing` and `awake` (where a pool stands, and that it stands somewhere if anything waits
+    in it), `holder` (whose turn it is on an endpoint), `request` (what a lease is for).
+    """
+
+    kind: str
+    name: str
+    field: str
+    stored: Value
+    counted: Value
+
+    @property
+    def repair(self) -> Repair | None:
+        """What puts it right; None = nothing has to: it goes by itself when its lease ends."""
+        if self.kind == "lease":
+            return None
+        if self.field in _OF_THE_PLACE:
+            return Repair("placement", self.name)
+        if self.field == "holder":
+            return Repair("holder", self.name)
+        return Repair(self.kind, self.name, self.field, int(self.stored), int(self.counted))
+
+    def __str__(self) -> str:
+        where = self.kind if self.kind == "group" else f"{self.kind} {self.name}"
+        return f"{where}: {self.field} is stored as {_word(self.stored)}, counted {_word(self.counted)}"
+
+
+@dataclass(slots=True)
+class _Leases:
+    """What the leases hold, summed over all pages."""
+
+    pools: Counter[str] = field(default_factory=Counter)
+    endpoints: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+
+def differences(connection: BlockingConnection, group: str) -> list[Difference]:
+    """Audit `group` once. Under traffic some of what is found are moments between two pages.
+
+    Raises:
+        FabricError: the group cannot be read.
+    """
+    return list(_differences(connection, group))
+
+
+def confirmed_differences(connection: BlockingConnection, group: str) -> list[Difference]:
+    """Audit `group`, and once more if anything differs: what both found with the same numbers.
+
+    Raises:
+        FabricError: the group cannot be read.
+    """
+    first = differences(connection, group)
+    if not first:
+        return []
+    again = set(differences(connection, group))
+    return [difference for difference in first if difference in again]
+
+
+def repair(connection: BlockingConnection, group: str, found: Iterable[Difference], *, actor: str) -> list[Difference]:
+    """Repair differences, counters before places; returns those that were. Each is a compare-and-set of what was seen.
+
+    A repaired counter may bring a pool to another place, and so uncover or settle other differences: audit again.
+
+    Raises:
+        FabricError: the group cannot be reached; what was repaired until then stays so.
+    """
+    done: list[Difference] = []
+    for difference in sorted(found, key=lambda each: each.field in (*_OF_THE_PLACE, "holder")):
+        wanted = difference.repair
+        try:
+            if wanted is not None and connection.run(group, fabric_repair(wanted, actor=actor)):
+                done.append(difference)
+        except PoolUnknown:  # it was removed meanwhile
+            continue
+    return done
+
+
+def _differences(connection: BlockingConnection, group: str) -> Iterator[Difference]:
+    leases = _leases(connection, group)
+    waiting = 0
+    for row in _rows(connection, group, "pools"):
+        counted = row["counted"] | _entries(connection, group, row["name"])
+        counted["in_flight"] = leases.pools[row["name"]]
+        waiting += counted["depth"]
+        yield from _compare("pool", row["name"], row["stored"], counted)
+    for row in _rows(connection, group, "endpoints"):
+        counted = row["counted"] | {"in_flight": leases.endpoints[row["name"]]}
+        yield from _compare("endpoint", row["name"], row["stored"], counted)
+    for row in _rows(connection, group, "group"):
+        counted = row["counted"] | {"queued": waiting, "in_flight": leases.pools.total()}
+        yield from _compare("group", "", row["stored"], counted)
+    for request_id in leases.broken:
+        yield Difference("lease", request_id, "request", "running", "not there")
+
+
+def _compare(kind: str, name: str, stored: dict[str, Value], counted: dict[str, Value]) -> Iterator[Difference]:
+    for member, value in stored.items():
+        if member in counted and counted[member] != value:
+            yield Difference(kind, name, member, value, counted[member])
+
+
+def _leases(connection: BlockingConnection, group: str) -> _Leases:
+    found = _Leases()
+    for page in _pages(connection, group, "leases"):
+        found.pools.update(page.get("pools") or {})
+        found.endpoints.update(page.get("endpoints") or {})
+        found.broken += page.get("broken") or []
+    return found
+
+
+def _entries(connection: BlockingConnection, group: str, pool: str) -> dict[str, Value]:
+    """Count a pool's entries: what its record should say."""
+    total: Counter[str] = Counter()
+    for page in _pages(connection, group, "entries", pool):
+        total.update({name: page[name] for name in ("live", "bytes", "tombstones", *_LEVELS)})
+    levels = {name: total[name] for name in _LEVELS}
+    return {"depth": total["live"], "bytes": total["bytes"], "tombstones": total["tombstones"], **levels}
+
+
+def _rows(connection: BlockingConnection, group: str, part: str) -> Iterator[dict[str, Any]]:
+    for page in _pages(connection, group, part):
+        # "entries" puts two counters beside two others: each of them is compared by itself.
+        for row in page["rows"]:
+            row["counted"].pop("entries", None)
+            yield row
+
+
+def _pages(connection: BlockingConnection, group: str, part: str, subject: str = "") -> Iterator[dict[str, Any]]:
+    cursor = ""
+    while True:
+        page = connection.run(group, fabric_audit(part, cursor=cursor, limit=_PAGE, subject=subject))
+        yield page
+        cursor = page["cursor"]
+        if not cursor:
+            return
+
+
+def _word(value: Value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
