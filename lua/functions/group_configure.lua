@@ -47,9 +47,9 @@ local function check_removed(step, details, configs, problems)
   local wanted = {}
   for _, pool in ipairs(configs) do wanted[pool.pool_id] = true end
   for _, name in ipairs(details.pools) do
-    local pool = pools.get(step, name)
+    local pool = not wanted[name] and pools.get(step, name)
     local record = pool and pool.record
-    if record and not wanted[name] and (record.depth > 0 or record.in_flight > 0) then
+    if record and (record.depth > 0 or record.in_flight > 0) then
       problems[#problems + 1] = { field = "pools", value = name, message = string.format(
         "cannot be removed: %d wait and %d run in it; run: dispatch pools drain %s", record.depth, record.in_flight,
         name) }

@@ -97,17 +97,28 @@ function checks.word(value, field)
   return "one of " .. table.concat(field[4], ", ")
 end
 
--- Take the known fields of `source`, with defaults; note wrong and unknown ones.
+local function note_unknown(source, fields, path, problems, also)
+  local known = {}
+  for _, field in ipairs(fields) do known[field[1]] = true end
+  for name, value in pairs(source) do
+    if not known[name] and not (also and also[name]) then
+      note(problems, path .. tostring(name), value, "unknown field")
+    end
+  end
+end
+
+-- Take the known fields of `source`, with defaults; note wrong and unknown ones. `also`: what else may stand there.
 local function read(source, fields, path, problems, also)
   local found = {}
   if type(source) ~= "table" then
     note(problems, path, source, "an object")
     return found
   end
-  local known = also or {}
+  local unread = 0
+  for _ in pairs(source) do unread = unread + 1 end
   for _, field in ipairs(fields) do
     local name, value = field[1], source[field[1]]
-    known[name] = true
+    if value ~= nil then unread = unread - 1 end
     if value == cjson.null then value = nil end
     if value == nil and field[2] ~= "optional" then
       value = field[3]
@@ -118,9 +129,7 @@ local function read(source, fields, path, problems, also)
     end
     found[name] = value
   end
-  for name, value in pairs(source) do
-    if not known[name] then note(problems, path .. tostring(name), value, "unknown field") end
-  end
+  if unread > 0 then note_unknown(source, fields, path, problems, also) end
   return found
 end
 
@@ -249,12 +258,28 @@ function config.normalise(source)
   return document, problems
 end
 
+local function encode_value(value)
+  if value == nil then return "null" end
+  if type(value) == "number" then return string.format("%d", value) end -- whole, by its kind
+  if type(value) == "boolean" then return tostring(value) end
+  return value == "" and '""' or cjson.encode(value)
+end
+
+-- The members of an object that says nothing but defaults, by field list: most members of most pools.
+local plain_members = {}
+
+local function plain(fields)
+  local members = {}
+  for at, field in ipairs(fields) do members[at] = '"' .. field[1] .. '":' .. encode_value(field[3]) end
+  plain_members[fields] = members
+  return members
+end
+
 local function encode_fields(object, fields)
-  local cells = {}
-  for _, field in ipairs(fields) do
+  local cells, members = {}, plain_members[fields] or plain(fields)
+  for at, field in ipairs(fields) do
     local value = object[field[1]]
-    if value == nil then value = cjson.null end
-    cells[#cells + 1] = cjson.encode(field[1]) .. ":" .. cjson.encode(value)
+    cells[at] = value == field[3] and members[at] or '"' .. field[1] .. '":' .. encode_value(value)
   end
   return table.concat(cells, ",")
 end

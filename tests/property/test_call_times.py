@@ -1,0 +1,154 @@
+"""No call holds up the server, whatever the group's state: each is bounded, and long work is paged.
+
+Times are the processor time of the server's main thread: the machine may take the processor away in the middle of a
+call, which is not the call's fault. The typical call of each kind is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from dispatch.fabric import functions as f
+from dispatch.fabric.records import Repair
+from dispatch.fabric.schema import key
+from tests.support.fleet import Fleet
+from tests.support.valkey import ValkeyProcess
+
+CALL_MS = 5.0
+CONFIG_MS = 60.0  # about 20 on a quiet machine
+DEAD = 20_000
+MANY_POOLS = {f"p{at}": {"quantum": 1 + at % 4} for at in range(999)}
+
+
+class Stopwatch:
+    """Reads how long the server's main thread worked on each call (asking costs about 0.1 ms, which is in it)."""
+
+    def __init__(self, server: ValkeyProcess) -> None:
+        self.client = redis.Redis(host="127.0.0.1", port=server.port)
+
+    def typical_ms(self, call: Callable[[], Any], times: int) -> float:
+        """Make the call so often and return the median of the server's times."""
+        spent = []
+        for _ in range(times):
+            before = self._worked_s()
+            call()
+            spent.append((self._worked_s() - before) * 1000)
+        return statistics.median(spent)
+
+    def _worked_s(self) -> float:
+        info: dict[str, Any] = self.client.info("cpu")
+        return float(info["used_cpu_user_main_thread"]) + float(info["used_cpu_sys_main_thread"])
+
+
+@pytest.fixture
+def server(start_valkey: Callable[..., ValkeyProcess]) -> ValkeyProcess:
+    return start_valkey()
+
+
+@pytest.fixture
+def watch(server: ValkeyProcess) -> Iterator[Stopwatch]:
+    watch = Stopwatch(server)
+    yield watch
+    watch.client.close()
+
+
+def test_many_dead_heads_are_ended_in_bounded_steps(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, {"default": {}})
+    fleet.submit("default", [1] * DEAD)
+    watch.client.delete(key(fleet.group, "alive", producer="p"))
+    claim = f.lease_claim("g", "g/d", nonce=uuid.uuid4().hex, want=8)
+    assert fleet.connection.run(fleet.group, claim).again
+    assert watch.typical_ms(lambda: fleet.claim(8), DEAD // 64 - 2) < CALL_MS
+    while fleet.connection.run(fleet.group, f.lease_claim("g", "g/d", nonce=uuid.uuid4().hex, want=8)).again:
+        pass
+    assert fleet.connection.run(fleet.group, f.fabric_snapshot("group"))["pending"] == 0
+    fleet.close()
+
+
+def test_many_passed_deadlines_are_reaped_in_bounded_steps(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, {"default": {"default_timeout_ms": 1, "max_timeout_ms": 1}})
+    fleet.submit("default", [1] * 4_000)
+    reap = f.lease_reap(limit=100)
+    assert watch.typical_ms(lambda: fleet.connection.run(fleet.group, reap), 40) < CALL_MS
+    assert fleet.connection.run(fleet.group, f.fabric_snapshot("group"))["pending"] == 0
+    fleet.close()
+
+
+def test_a_thousand_pools_are_read_in_pages(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, MANY_POOLS)
+    for pool in list(MANY_POOLS)[:200]:
+        fleet.submit(pool, [1] * 5)
+    fleet.claim(8)
+    run = fleet.connection.run
+    for section in ("group", "config", "pools", "endpoints", "gateways", "leases"):
+        assert watch.typical_ms(lambda name=section: run(fleet.group, f.fabric_snapshot(name, limit=100)), 9) < CALL_MS
+    for part in ("group", "pools", "endpoints", "leases"):
+        assert watch.typical_ms(lambda name=part: run(fleet.group, f.fabric_audit(name, limit=100)), 9) < CALL_MS
+    fleet.close()
+
+
+def test_a_deep_pool_is_read_in_pages(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, {"default": {}})
+    fleet.submit("default", [1] * 1_000)
+    deepen(watch.client, fleet.group, 1_000_000)
+    run = fleet.connection.run
+    for cursor in ("", "500000", "999000"):
+        read = f.fabric_audit("entries", cursor=cursor, limit=500, subject="default")
+        assert watch.typical_ms(lambda call=read: run(fleet.group, call), 9) < CALL_MS
+    waiting = f.fabric_snapshot("waiting", limit=100, subject="default")
+    assert watch.typical_ms(lambda: run(fleet.group, waiting), 9) < CALL_MS
+    assert watch.typical_ms(lambda: fleet.claim(1), 9) < CALL_MS
+    repair = f.fabric_repair(Repair("placement", "default"), actor="test")
+    assert watch.typical_ms(lambda: run(fleet.group, repair), 3) < CALL_MS
+    fleet.close()
+
+
+def test_ten_thousand_keys_cost_no_more_than_a_page(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, {"default": {}})
+    for number in range(2_000):
+        fleet.submit("default", [1], fairness_key=f"k{number}")
+    run = fleet.connection.run
+    waiting = f.fabric_snapshot("waiting", limit=100, subject="default")
+    assert watch.typical_ms(lambda: run(fleet.group, waiting), 9) < CALL_MS
+    assert watch.typical_ms(lambda: fleet.claim(1), 9) < CALL_MS
+    fleet.close()
+
+
+def test_a_config_that_changes_a_thousand_pools(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, MANY_POOLS)
+    for pool in list(MANY_POOLS)[:300]:
+        fleet.submit(pool, [1])
+    shown = fleet.connection.run(fleet.group, f.fabric_snapshot("config"))
+    document, generation = shown["document"], shown["generation"]
+    times = []
+    for turn in range(4):
+        for pool in document["pools"]:
+            pool["quantum"] += 1
+        apply = f.group_configure(
+            json.dumps(document).encode(), expected_generation=generation + turn, actor="test", reason="",
+            nonce=uuid.uuid4().hex,
+        )  # fmt: skip
+        times.append(watch.typical_ms(lambda call=apply: fleet.connection.run(fleet.group, call), 1))
+    assert fleet.connection.run(fleet.group, f.fabric_snapshot("group"))["generation"] == generation + 4
+    assert min(times) < CONFIG_MS
+    fleet.close()
+
+
+def deepen(client: redis.Redis, group: str, count: int) -> None:
+    """Make the pool's list longer, without requests behind the entries: only its length matters here."""
+    waiting = key(group, "requests", pool="default")
+    for _ in range(0, count, 10_000):
+        client.rpush(waiting, *[f"1|{10_000_000 + at}|1|9999999999999|2|none" for at in range(10_000)])
+    name = key(group, "pool", pool="default")
+    record = msgspec.msgpack.decode(client.hget(name, "record"))
+    record["depth"] += count
+    record["levels"][1] += count
+    client.hset(name, "record", msgspec.msgpack.encode(record))
