@@ -42,6 +42,12 @@ function flows.count(pool)
   return levels[1] + levels[2] + levels[3] + levels[4]
 end
 
+--- Whether an entry behind the head may be older than the head: keys or several levels are in use.
+function flows.mixed(pool)
+  local levels = pool.record.levels
+  return pool.record.keyed or flows.count(pool) > math.max(levels[1], levels[2], levels[3], levels[4])
+end
+
 -- The pool's first key: from now on the flows have tags. What waits already is the shared flow's.
 local function begin_keys(step, pool)
   local record = pool.record

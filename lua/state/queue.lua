@@ -37,6 +37,11 @@ function queue.bury(step, pool, bytes)
   step.group.queued = step.group.queued - 1
 end
 
+--- Whether an entry behind the first may be older than it.
+function queue.mixed(pool)
+  return flows.mixed(pool)
+end
+
 local function first_returned(step, pool)
   if pool.record.returned == 0 then return nil end
   local text = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), 0, 0)[1]

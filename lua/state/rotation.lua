@@ -27,8 +27,10 @@ local function line_key(step)
   return keys.of(step.root, fifo(step) and "heads" or "rotation")
 end
 
+-- Policy fifo: the arrival number of the pool's head. If that may have ended and hide an older one, 0: it is looked at.
 local function rank(step, pool)
   if not fifo(step) then return pool.record.turn end
+  if pool.record.tombstones > 0 and queue.mixed(pool) then return 0 end
   local head = queue.peek(step, pool)
   return head and head.seq or 0
 end
@@ -165,7 +167,7 @@ function rotation.after_launch(step, pool)
   if not head then
     rotation.leave(step, pool)
   elseif fifo(step) then
-    server.call("ZADD", line_key(step), head.seq, pool.name)
+    server.call("ZADD", line_key(step), rank(step, pool), pool.name)
     pass_endpoint_on(step, pool)
   elseif record.open and drr.visit_over(record, rotation.units(step, head), pool.config.max_burst_per_visit) then
     rotation.end_visit(step, pool)
@@ -258,9 +260,23 @@ function rotation.rerank(step, pool, head)
   return true
 end
 
---- A request of the pool ended while it waited; nothing may be left.
+-- Policy fifo: the pool's head may be another, though it was not visited.
+local function head_changed(step, pool)
+  if not fifo(step) then return end
+  if pool.record.place == "line" then
+    server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+  elseif on_endpoint(pool.record) then
+    server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), rank(step, pool), pool.name)
+  end
+end
+
+--- A request of the pool ended while it waited; nothing may be left, or another be the head.
 function rotation.lost_work(step, pool)
-  if pool.record.depth == 0 and pool.record.place ~= "idle" then rotation.leave(step, pool) end
+  if pool.record.depth == 0 then
+    if pool.record.place ~= "idle" then rotation.leave(step, pool) end
+  elseif queue.mixed(pool) then
+    head_changed(step, pool)
+  end
 end
 
 --- A running request of the pool ended: slots of pool, endpoint and group are free. `was_blocked`: the pool's cap or
@@ -287,6 +303,7 @@ function rotation.settle_cost(step, pool, difference)
   local record = pool.record
   record.deficit = record.deficit - difference
   if record.place == "idle" then record.deficit = math.min(record.deficit, 0) end
+  head_changed(step, pool)
   restart_pass(step)
 end
 

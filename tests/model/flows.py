@@ -39,6 +39,11 @@ def _first_waiting(pool: Pool) -> Request | None:
     return min(entries, key=lambda entry: (entry.submitted_ms + entry.level * ageing, entry.seq), default=None)
 
 
+def mixed(pool: Pool) -> bool:
+    """Whether the pool's next entry may be older than its head: keys or several levels are in use."""
+    return pool.keyed or len({entry.level for entry in pool.waiting}) > 1
+
+
 def in_order(pool: Pool) -> list[Request]:
     """Return the entries in the order in which they leave if nothing else happens and none costs anything."""
     left = replace(

@@ -128,6 +128,7 @@ def _settle_cost(group: Group, request: Request, actual: int | None) -> None:
     if pool.place == "idle":
         pool.deficit = min(pool.deficit, 0)
     flows.settle(pool, request.flow, difference)
+    line.head_changed(group, pool)
     line.restart_pass(group)
 
 

@@ -19,11 +19,11 @@ from tests.model import flows
 from tests.model.records import Endpoint, Group, Pool
 
 
-def rank(group: Group, pool: Pool) -> int:
-    """Return the pool's place in the line or among an endpoint's waiting ones; the lowest is first."""
+def rank(group: Group, pool: Pool) -> tuple[int, str]:
+    """Return the pool's place in the line or among an endpoint's waiting ones; the lowest is first, ties by name."""
     place = pool.arrival if group.fifo else pool.turn
     assert place is not None, f"{pool.name} has work and no rank"
-    return place
+    return place, pool.name
 
 
 def front(group: Group) -> Pool | None:
@@ -62,11 +62,14 @@ def skip(pool: Pool, reason: str) -> None:
     pool.reason = reason
 
 
-def head_seq(pool: Pool) -> int:
-    """Return the arrival number of the pool's head."""
+def arrival(pool: Pool) -> int:
+    """Return the arrival number that ranks the pool under policy fifo: its head's.
+
+    A head that has ended may hide an older one behind it if the pool has keys or levels: 0, so that it is looked at.
+    """
     head = flows.head(pool)
     assert head is not None, f"{pool.name} has a place and no entry"
-    return head.seq
+    return 0 if flows.mixed(pool) and pool.tombstones else head.seq
 
 
 def next_turn(group: Group) -> int:
@@ -93,7 +96,7 @@ def consider_kept(group: Group, pool: Pool) -> None:
 def enter(group: Group, pool: Pool) -> None:
     """Give a pool that has got backlog its place, at the end."""
     pool.place, pool.turn, pool.mark = "line", next_turn(group), group.round
-    pool.arrival = head_seq(pool)
+    pool.arrival = arrival(pool)
     if group.pass_limit is not None:
         group.pass_limit = group.turn
     consider_kept(group, pool)
@@ -102,7 +105,7 @@ def enter(group: Group, pool: Pool) -> None:
 def come_back(group: Group, pool: Pool) -> None:
     """Bring a parked pool back at its turn."""
     pool.place, pool.parked, pool.reason, pool.mark = "line", "", "", group.round
-    pool.arrival = head_seq(pool)
+    pool.arrival = arrival(pool)
     restart_pass(group)
     consider_kept(group, pool)
 
@@ -135,6 +138,7 @@ def park(group: Group, pool: Pool, reason: str) -> None:
     """Take a pool that cannot launch out of the line."""
     collect(group, pool)
     pool.place, pool.parked = "parked", reason
+    head_changed(group, pool)
     skip(pool, reason)
     restart_pass(group)
     turn_over(group, pool)
@@ -162,21 +166,29 @@ def end_visit(group: Group, pool: Pool) -> None:
     turn_over(group, pool)
 
 
+def head_changed(group: Group, pool: Pool) -> None:
+    """Rank the pool anew: its head is another, but it was not visited."""
+    if group.fifo and pool.place != "idle":
+        pool.arrival = arrival(pool)
+
+
 def gained_work(group: Group, pool: Pool) -> None:
     """Place a pool in which a request began to wait."""
     if pool.place == "idle":
         enter(group, pool)
     elif group.fifo and pool.returned:
         # What was given back may be older than the entry that ranked the pool, and older than the holder's.
-        pool.arrival = head_seq(pool)
+        head_changed(group, pool)
         if pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
             come_back(group, pool)
 
 
 def lost_work(group: Group, pool: Pool) -> None:
-    """Take the pool out if nothing waits in it any more."""
+    """Take the pool out if nothing waits in it any more; what is left may have another head."""
     if not pool.live and pool.place != "idle":
         leave(group, pool)
+    elif flows.mixed(pool):
+        head_changed(group, pool)
 
 
 def free_slot(group: Group, request_id: str) -> None:

@@ -131,6 +131,8 @@ class Reference:
         Under policy fifo the oldest that may run; else heads of pools whose protected slots are unused.
         """
         heads = [head for name in self.eligible(now) if (head := self.launchable(name, now))]
+        if self.group.fifo and any(self._hides_dead_head(name, now) for name in self.group.pools):
+            return None
         if self.group.fifo:
             return {min(heads, key=lambda head: head.seq).id} if heads else None
         urgent = {head.id for head in heads if line.below_minimum(self.group, self.group.pools[head.pool_id])}
@@ -144,6 +146,11 @@ class Reference:
             if heard and not scheduler.own_fate(request, now):
                 return request
         return None
+
+    def _hides_dead_head(self, name: str, now: int) -> bool:
+        """Whether a pool with keys or levels is ranked by a head that will be ended when it is met."""
+        pool = self.group.pools[name]
+        return flows.mixed(pool) and bool(pool.live) and flows.head(pool) is not self.launchable(name, now)
 
     def _claim(self, claimant: Claimant, want: int, now: int, ended_before: int | None = None) -> r.Claim:
         before = len(self.group.ended) if ended_before is None else ended_before

@@ -137,7 +137,7 @@ def _after_launch(group: Group, pool: Pool) -> None:
     if not pool.live or next_head is None:
         line.leave(group, pool)
     elif group.fifo:
-        pool.arrival = line.head_seq(pool)
+        pool.arrival = line.arrival(pool)
         line.turn_over(group, pool)
     elif pool.open and not affordable(group, pool, next_head):
         line.end_visit(group, pool)
@@ -217,7 +217,7 @@ def _barren(group: Group, pool: Pool, head: Request) -> None:
 
 def _close_pass(group: Group, first: Pool) -> None:
     """When barren visits have gone once round: add the rounds that launch nothing, one less than the fewest needed."""
-    if group.fifo or group.pass_limit is None or line.rank(group, first) < group.pass_limit:
+    if group.fifo or group.pass_limit is None or line.rank(group, first)[0] < group.pass_limit:
         return
     group.round += (group.pass_visits or 1) - 1
     line.restart_pass(group)

@@ -243,7 +243,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def renew(self, gateway: str, forgotten: int, *, outstanding: bool) -> None:
         self.history.renew(gateway, forgotten=forgotten, outstanding=outstanding)
 
-    @rule(leases=picks, deadlines=picks, long_ago=st.booleans(), limit=st.sampled_from((0, 1, 200)))
+    @rule(leases=picks, deadlines=picks, long_ago=st.booleans(), limit=st.sampled_from((0, 1, 50)))
     def time_passes(self, leases: list[int], deadlines: list[int], *, long_ago: bool, limit: int) -> None:
         """Let leases run out and deadlines pass, and reap (limit 0: leave it to later calls)."""
         for at in leases if self.history.twin.group.leases else ():

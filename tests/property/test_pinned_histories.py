@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -296,3 +297,32 @@ def test_waiting_request_that_was_deleted_ends_malformed(history: History) -> No
     assert ([lease.request_id for lease in claim.leases], claim.ended) == ([second], 1)
     totals = history.connection.run(history.name, f.fabric_snapshot("group"))
     assert (totals["pending"], totals["in_flight"]) == (0, 1)
+
+
+def test_fifo_pool_whose_better_level_was_cancelled_is_ranked_by_what_is_left(history: History) -> None:
+    history.configure(document({"a": {}, "b": {}}, policy="fifo"))
+    oldest, better = (replace(submission(name, "a", 1, "u"), priority=level) for name, level in (("o", 2), ("p", 0)))
+    history.submit(oldest)
+    submit(history, "b", 1, 1)
+    history.submit(better)
+    history.claim("g0", 1)
+    assert launched(history) == ["b"]  # the head of a is the youngest
+    history.cancel("p")
+    history.agree()
+    history.claim("g0", 1)
+    assert launched(history) == ["b", "a"]
+
+
+def test_fifo_parked_pool_whose_better_level_was_cancelled_is_ranked_by_what_is_left(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}}
+    history.configure(document(pools, policy="fifo", endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "b", 1)
+    history.claim("g0", 1)
+    history.submit(replace(submission("o", "a", 1, "u"), priority=2))
+    submit(history, "b", 1)
+    history.submit(replace(submission("p", "a", 1, "u"), priority=0))
+    history.claim("g0", 1)  # both are parked: a at the youngest
+    history.cancel("p")
+    settle(history)
+    history.claim("g0", 1)
+    assert launched(history) == ["a"]

@@ -204,7 +204,7 @@ def _check_counts(view: View, group: View) -> None:
 
 def twin_view(group: Group, gateways: Iterable[str]) -> View:
     """Return what the twin says the server has stored."""
-    in_line = {name: line.rank(group, pool) for name, pool in group.pools.items() if pool.place == "line"}
+    in_line = {name: line.rank(group, pool)[0] for name, pool in group.pools.items() if pool.place == "line"}
     return {
         "group": {
             "seq": group.seq, "turn": group.turn, "round": group.round, "fence": group.fence, "frame": group.frame,
