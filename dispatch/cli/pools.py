@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -193,15 +194,12 @@ def _ask(row: dict[str, Any]) -> None:
         typer.Exit: it is not.
     """
     pool = row["pool_id"]
-    try:
-        typed = typer.prompt(
-            f"{row['pending']} waiting requests of pool {pool} will be cancelled; type its name to go on",
-            default="", show_default=False, err=True,
-        )  # fmt: skip
-    except typer.Abort:  # nobody is there to type
+    question = f"{row['pending']} waiting requests of pool {pool} will be cancelled; type its name to go on: "
+    typer.echo(question, nl=False, err=True)
+    typed = sys.stdin.readline()
+    if not typed.endswith("\n"):  # nobody is there to type
         typer.echo(err=True)
-        typed = ""
-    if typed != pool:
+    if typed.strip() != pool:
         complain(f"nothing was cancelled: the name {pool} was not given (--yes does not ask)")
         raise typer.Exit(REFUSED)
 
@@ -274,7 +272,7 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for title, counter in (("ended", "endings"), ("refused", "rejected")):
         yield title, ", ".join(f"{word} {count}" for word, count in sorted(row.get(counter, {}).items())) or "-"
     for word, count in sorted(row.get("skips", {}).items(), key=lambda pair: -pair[1]):
-        yield f"passed over {count}", _REASONS.get(word, word)
+        yield "passed over", f"{count} times: {_REASONS.get(word, word)}"
 
 
 def _state_told(row: dict[str, Any]) -> str:
