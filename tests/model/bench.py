@@ -6,7 +6,8 @@ import itertools
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dispatch.fabric import functions as f
@@ -43,6 +44,13 @@ def submission(request_id: str, pool: str, cost: int | None, producer: str = "pr
     )  # fmt: skip
 
 
+Actual = Callable[[r.Lease], int | None]
+
+
+def _as_estimated(_lease: r.Lease) -> None:
+    return None
+
+
 class Bench(ABC):
     """A configured group and what runs in it."""
 
@@ -59,10 +67,11 @@ class Bench(ABC):
         assert answer.status == "APPLIED", answer
         self.generation = answer.generation
 
-    def submit(self, pool: str, count: int = 1, *, cost: int = 1) -> None:
+    def submit(self, pool: str, count: int = 1, *, cost: int = 1, key: str = "", level: int | None = None) -> None:
         """Queue `count` equal requests."""
         for _ in range(count):
-            answer = self._submit(submission(f"r{next(self._numbers)}", pool, cost))
+            request = submission(f"r{next(self._numbers)}", pool, cost)
+            answer = self._submit(replace(request, fairness_key=key, priority=level))
             assert isinstance(answer, r.Admitted), answer
 
     def claim(self, want: int, *, gateway: str = "g") -> list[str]:
@@ -74,12 +83,20 @@ class Bench(ABC):
             if not claim.again:
                 return made
 
-    def settle(self, leases: Iterable[r.Lease], *, want: int = 0) -> list[str]:
-        """End running leases well, each by its gateway; the last call launches up to `want`. Returns those' pools."""
+    def settle(self, leases: Iterable[r.Lease], *, want: int = 0, actual: Actual = _as_estimated) -> list[str]:
+        """End running leases well, each by its gateway; the last call launches up to `want`. Returns those' pools.
+
+        `actual` says what a lease has really cost.
+        """
         ended = list(leases)
         by_gateway: dict[str, list[r.Settlement]] = {}
         for lease in ended:
-            item = r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=r.Outcome.SUCCEEDED)
+            item = r.Settlement(
+                request_id=lease.request_id,
+                fence=lease.fence,
+                outcome=r.Outcome.SUCCEEDED,
+                actual_cost_units=actual(lease),
+            )
             by_gateway.setdefault(self._holders[lease.fence], []).append(item)
         self.running = [lease for lease in self.running if lease not in ended]
         made: list[str] = []
