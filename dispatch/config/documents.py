@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dispatch.config.files import read_mapping
 from dispatch.errors import ConfigurationError
@@ -46,6 +45,6 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
         ConfigurationError: it holds something that JSON cannot (a YAML file may).
     """
     try:
-        return msgspec.json.encode(document)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        return json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"the document cannot be JSON: {error}") from error

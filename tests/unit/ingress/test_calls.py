@@ -346,3 +346,33 @@ async def test_fields_of_a_reply_that_could_break_the_head_apart_are_left_out(
     assert got.headers["x-good"] == "1"
     assert got.headers["x-request-id"] == "r1"
     assert not {"x-a", "x b", "x-c", "set-cookie"} & set(got.headers)
+
+
+async def test_key_and_level_travel(http: httpx.AsyncClient, client: FakeClient) -> None:
+    await post(http)
+    assert (client.last[1].fairness_key, client.last[1].priority) == (None, None)
+    await post(http, x_dispatch_fairness_key=" user.7 ", x_dispatch_priority="0")
+    assert (client.last[1].fairness_key, client.last[1].priority) == ("user.7", 0)
+
+
+@pytest.mark.parametrize("value", ["", "a b", "{x}", "a:b", "é".encode(), b"\xb2", "x" * 129, "a/b", "*"])
+async def test_a_key_that_is_no_name_is_refused(
+    http: httpx.AsyncClient, client: FakeClient, value: str | bytes
+) -> None:
+    answer = await post(http, x_dispatch_fairness_key=value)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "x-dispatch-fairness-key")
+    assert not client.calls
+
+
+@pytest.mark.parametrize("value", ["", "4", "-1", "1.0", "01", "high", "9" * 5000, "٣", b"\xb2", "NaN"])
+async def test_a_level_that_is_none_is_refused(http: httpx.AsyncClient, client: FakeClient, value: str | bytes) -> None:
+    answer = await post(http, x_dispatch_priority=value.encode() if isinstance(value, str) else value)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "x-dispatch-priority")
+    assert not client.calls
+
+
+@pytest.mark.parametrize("name", ["x-dispatch-fairness-key", "x-dispatch-priority"])
+async def test_a_key_or_level_sent_twice_is_refused(http: httpx.AsyncClient, client: FakeClient, name: str) -> None:
+    answer = await http.post(CHAT, content=BODY, headers=[(name, "1"), (name, "1")])
+    assert (answer.status_code, error_of(answer)["param"]) == (400, name)
+    assert not client.calls

@@ -140,3 +140,11 @@ def test_a_tiny_timeout_is_a_millisecond() -> None:
 
 def test_bodies_are_compact() -> None:
     assert encode_body({"a": [1, 2], "b": {"c": None}}) == b'{"a":[1,2],"b":{"c":null}}'
+
+
+def test_key_and_level_are_options_and_no_members_of_the_body() -> None:
+    call, options = build_completion({"model": "m", "messages": [], "fairness_key": "anna", "priority": 3})
+    assert (options.fairness_key, options.priority) == ("anna", 3)
+    assert json.loads(call.body).keys() == {"model", "messages"}
+    call, _ = build_completion({"model": "m", "messages": [], "extra_body": {"priority": 7}})
+    assert json.loads(call.body)["priority"] == 7

@@ -110,3 +110,12 @@ def test_refusals_carry_their_facts() -> None:
     )  # fmt: skip
     assert "the pool holds max_queue_depth requests" in str(error)
     assert isinstance(refusal(draft(request_id="r"), Exists("leased")), StateConflict)
+
+
+def test_key_and_level_go_to_the_server_and_into_the_envelope() -> None:
+    made = draft(fairness_key="anna", priority=0)
+    assert (made.submission.fairness_key, made.submission.priority) == ("anna", 0)
+    assert (envelope(made).fairness_key, envelope(made).priority) == ("anna", 0)
+    plain = draft()
+    assert (plain.submission.fairness_key, plain.submission.priority) == ("", None)
+    assert (envelope(plain).fairness_key, envelope(plain).priority) == (None, None)

@@ -69,3 +69,14 @@ def test_public_names_are_loaded_when_they_are_used() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError, match="nothing"):
         _ = dispatch.nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fairness_key", value) for value in ("", "a b", "a:b", "*", 7, "x" * 129)]
+    + [("priority", value) for value in (-1, 4, 1.0, "1", True)],
+)
+def test_a_key_or_level_out_of_form_is_named(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        CallOptions(**{name: value})  # type: ignore[arg-type]  # wrong on purpose
+    assert caught.value.param == name
