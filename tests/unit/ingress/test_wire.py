@@ -184,10 +184,9 @@ async def test_a_length_that_lies_upwards_queues_nothing(port: int, client: Fake
 
 
 async def test_a_length_that_lies_downwards_is_a_cut_body(port: int, client: FakeClient) -> None:
-    heard = await exchange(port, post(length=len(BODY) - 5) + BODY)
-    assert (heard.status, code(heard)) == (400, "invalid_http")  # the rest is taken for a second request
-    heard = await exchange(port, post(b"connection: close", length=len(BODY) - 5) + BODY)
-    assert (heard.status, code(heard)) == (400, "invalid_json")
+    for more in ([], [b"connection: close"]):  # the rest is no second request, and its refusal no answer to the first
+        heard = await exchange(port, post(*more, length=len(BODY) - 5) + BODY)
+        assert (heard.status, code(heard)) == (400, "invalid_json")
     assert not client.calls
 
 
