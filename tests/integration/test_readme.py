@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.main import get_command
 
 from dispatch.cli import main as root
 from dispatch.config import GatewaySettings
 from dispatch.config.documents import DEFAULT_WEIGHTS
+from tests.support.commands import Commands
 from tests.support.dev import DevRun, dev
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,18 +49,26 @@ def test_the_python_runs(running: DevRun, number: int, tmp_path: Path) -> None:
         ("http://127.0.0.1:9000/v1", running.backend),
     ):
         code = code.replace(shown, real)
-    if "pools.yaml" in code:
-        document = yaml.safe_load(blocks("yaml")[0])
-        del document["endpoints"][0]["api_key_env"]
-        (tmp_path / "pools.yaml").write_text(yaml.safe_dump(document))
-        code = code.replace('connection.run("default", group', 'connection.run("from-a-file", group')
-        code = code.replace('connection.run("default", fabric_snapshot("config"))["generation"]', "0")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert "INVALID" not in done.stdout
+
+
+def test_the_operators_lines_work_one_after_the_other(
+    running: DevRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pools.yaml").write_text(blocks("yaml")[0])
+    monkeypatch.chdir(tmp_path)
+    dispatch = Commands(running.valkey_url, "from-a-file")
+    operating = re.compile(r"dispatch (config|pools|doctor)\b")
+    shown = [line for block in blocks("sh") for line in block.splitlines() if operating.match(line)]
+    lines = [shlex.split(line, comments=True) for line in shown]
+    assert len(lines) >= 16
+    for words in lines:
+        done = dispatch(*words[1:])
+        assert done.code == (1 if words[1:3] == ["config", "diff"] else 0), (words, done)
 
 
 def test_the_curl_line_works(running: DevRun) -> None:
