@@ -25,10 +25,16 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
         Path | None, typer.Option(help="Settings file (.yaml, .toml or .json). [DISPATCH_CONFIG_FILE]")
     ] = None,
     valkey_url: Annotated[
-        str | None, typer.Option(help="Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS.")
+        str | None,
+        typer.Option(
+            help="Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS, "
+            "?cluster=true for a cluster."
+        ),
     ] = None,
     valkey_client: Annotated[str | None, typer.Option(help="glide or redis.", show_default="glide")] = None,
-    fabric_group: Annotated[str | None, typer.Option("--fabric-group", "--group", show_default="default")] = None,
+    fabric_group: Annotated[
+        str | None, typer.Option("--fabric-group", "--group", help="The group it serves.", show_default="default")
+    ] = None,
     gateway_id: Annotated[
         str | None, typer.Option(help="Name of this gateway, its own in the group.", show_default="made up")
     ] = None,
@@ -38,7 +44,7 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
     endpoint_url: Annotated[
         str | None,
         typer.Option(
-            help="OpenAI-compatible base URL, for a group that was never configured: it gets the default config."
+            help="OpenAI-compatible base URL for the default config of a group that was never configured; else unused."
         ),
     ] = None,
     endpoint_api_key_env: Annotated[

@@ -25,7 +25,7 @@ _COMMANDS = {
     "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
     "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
-    "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare, list or print it."),
+    "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),
 }
 """Name, module with its typer `app`, and the line in `dispatch --help`."""

@@ -27,7 +27,14 @@ from dispatch.fabric.sync import BlockingConnection
 DIFFERS = 1
 """Exit code: the library on the server is missing or another one. 2: no answer, or not every primary was written."""
 
-app = typer.Typer(no_args_is_help=True, help="Load the Lua function library into Valkey, and compare or print it.")
+_HELP = """Load the Lua function library into Valkey, and compare or print it.
+
+\b
+Example:
+  dispatch scripts load --url valkey://127.0.0.1:6379
+"""
+
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 @app.command("load")

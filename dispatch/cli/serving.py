@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import signal
 import socket
@@ -13,8 +12,8 @@ import anyio
 import structlog
 import uvicorn
 
+from dispatch.cli.listening import listen, url_of
 from dispatch.config import GatewaySettings
-from dispatch.errors import ConfigurationError
 from dispatch.gateway import Gateway
 from dispatch.ingress.app import create_app
 from dispatch.ingress.protocol import HttpProtocol
@@ -23,7 +22,7 @@ from dispatch.producer.client import DispatchClient
 
 log = structlog.get_logger(__name__)
 
-_BACKLOG = 2048
+_ADDRESS = ("--host (DISPATCH_HOST)", "--port (DISPATCH_PORT)")
 # Parts of the two seconds that a stop may take beyond the drain.
 _BROKEN_OFF_TOLD_S = 0.3
 _CLIENT_CLOSE_MS = 300
@@ -47,7 +46,10 @@ async def serve(settings: GatewaySettings) -> None:
         LibraryProblem, FabricUnavailable: the fabric group cannot be used; says what to do.
     """
     settings.require_valkey_url()
-    with _listen(settings) as listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with (
+        listen(settings.host, settings.port, named=_ADDRESS) as listener,
+        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+    ):
         process = _Process(settings, listener)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.obey, signals)
@@ -95,7 +97,7 @@ class _Process:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._serve_http, server)
             tasks.start_soon(self._stop_with_the_gateway)
-            log.info("listening", url=_url(self._listener), group=self._settings.fabric_group)
+            log.info("listening", url=url_of(self._listener), group=self._settings.fabric_group)
             gc.collect()
             gc.freeze()  # what is loaded by now stays: no collection walks through it again, nor the one at the exit
             await self._stop.wait()
@@ -150,35 +152,3 @@ class _Process:
                 timeout_keep_alive=self._settings.http_keep_alive_s,
             )
         )
-
-
-@contextmanager
-def _listen(settings: GatewaySettings) -> Iterator[socket.socket]:
-    """Listen before anything else is started, so that a busy port is the first thing said.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on; names the setting.
-    """
-    host, port = settings.host, settings.port
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigurationError(_why_not(error, host, port)) from error
-    with listener:
-        yield listener
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with --port (DISPATCH_PORT)"
-    if error.errno == errno.EACCES:
-        return f"port {port} on {host} may not be used by this user; choose another with --port (DISPATCH_PORT)"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return f"{host!r} is no address of this machine; choose another with --host (DISPATCH_HOST)"
-    return f"cannot listen on {host} port {port}: {error.strerror or error}"
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -9,7 +9,8 @@ from typing import Annotated
 import anyio
 import typer
 
-from dispatch.backend.simulated import SimulatorOptions, Spread, base_url, listen, serve_simulator
+from dispatch.backend.simulated import SimulatorOptions, Spread, serve_simulator
+from dispatch.cli.listening import listen, url_of
 from dispatch.errors import ConfigurationError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -75,7 +76,7 @@ def simulate(  # noqa: PLR0913 - a command's options are its parameters
         api_key=_key(api_key_env),
     )
     with listen(host, port) as listener:
-        url = base_url(listener)
+        url = f"{url_of(listener)}/v1"
 
         def ready() -> None:
             typer.echo(url)

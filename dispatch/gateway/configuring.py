@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 async def read_or_make_config(endpoints: Endpoints, link: Link, settings: GatewaySettings) -> None:
     """Read the group's config; a group that was never configured gets the default one first, in one step.
 
+    The settings' endpoint counts only then; a log line tells who gave one for nothing.
+
     Raises:
         ConfigurationError: there is none and the settings name no (usable) endpoint to make one with.
         FabricError: what the connection says.
@@ -29,6 +31,9 @@ async def read_or_make_config(endpoints: Endpoints, link: Link, settings: Gatewa
     except GroupUnknown:
         await make_default_config(link, settings)
         await endpoints.load()
+    else:
+        if settings.endpoint_url:
+            log.info("endpoint_url_unused", group=link.group, generation=endpoints.generation)
 
 
 async def make_default_config(link: Link, settings: GatewaySettings) -> None:

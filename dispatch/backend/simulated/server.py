@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,9 +15,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dispatch.backend.simulated.app import SimulatedBackend, create_app
 from dispatch.backend.simulated.exchange import TRANSPORT
 from dispatch.backend.simulated.options import SimulatorOptions
-from dispatch.errors import ConfigurationError
-
-_BACKLOG = 2048
 
 
 @asynccontextmanager
@@ -27,9 +23,9 @@ async def running_simulator(options: SimulatorOptions | None = None) -> AsyncIte
 
     Ends within a moment of the block's end: connections are closed, calls still running are given up.
     """
-    with listen("127.0.0.1", 0) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         async with _served(create_app(options), listener):
-            yield base_url(listener)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 async def serve_simulator(options: SimulatorOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -41,43 +37,11 @@ async def serve_simulator(options: SimulatorOptions, listener: socket.socket, re
                 break
 
 
-@contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the listening socket; port 0 = any free one.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on; says which and why.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        # Connections inherit it. asyncio sets it only on sockets that name TCP as their protocol, which this one does
-        # not; without it an answer in two writes waits 40 ms for an acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as error:
-        raise ConfigurationError(_why_not(error, host, port)) from error
-    with listener:
-        yield listener
-
-
-def base_url(listener: socket.socket) -> str:
-    """Return the base URL that clients of this listener use."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with --port"
-    if error.errno == errno.EACCES:
-        return f"port {port} on {host} may not be used by this user; choose another with --port"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return f"{host!r} is no address of this machine; choose another with --host"
-    return f"cannot listen on {host} port {port}: {error.strerror or error}"
-
-
 @asynccontextmanager
 async def _served(app: SimulatedBackend, listener: socket.socket) -> AsyncIterator[None]:
+    # Connections inherit it. asyncio sets it only on sockets that name TCP as their protocol, which this one does not;
+    # without it an answer in two writes waits 40 ms for an acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(
         uvicorn.Config(
             app,

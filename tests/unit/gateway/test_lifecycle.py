@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatch.config import GatewaySettings
 from dispatch.errors import ConfigurationError, FabricUnavailable, LibraryProblem
@@ -66,6 +67,14 @@ async def test_a_group_that_was_never_configured_gets_the_default_config() -> No
             ("default", 1),
         ]
         assert [endpoint.url for endpoint in await gateway.endpoints()] == ["http://127.0.0.1:9/v1"]
+
+
+async def test_a_configured_group_keeps_its_endpoints_and_a_given_one_is_told_to_be_unused() -> None:
+    fabric = FakeFabric()
+    with capture_logs() as logs:
+        async with make_gateway(fabric, HeldExecutor(), endpoint_url="http://127.0.0.1:9/other") as gateway:
+            assert "http://127.0.0.1:9/other" not in [endpoint.url for endpoint in await gateway.endpoints()]
+    assert [line["generation"] for line in logs if line["event"] == "endpoint_url_unused"] == [fabric.generation]
 
 
 async def test_another_gateway_that_was_faster_is_fine() -> None:

@@ -87,10 +87,10 @@ def test_a_wrong_request_keeps_its_status_member_and_word() -> None:
     assert error == {"message": "no", "type": "invalid_request_error", "param": "model", "code": "missing_member"}
 
 
-def test_an_unknown_pool_names_the_known_ones() -> None:
-    status, fields, error = told(errors.PoolUnknown("POOL_UNKNOWN", known=("a", "b")))
+def test_an_unknown_pool_is_named_with_the_known_ones() -> None:
+    status, fields, error = told(errors.PoolUnknown('pool "x" is not configured; known: a, b', known=("a", "b")))
     assert (status, fields["x-dispatch-reason"], error["param"]) == (404, "rejected-pool_unknown", "pool")
-    assert "a, b" in error["message"]
+    assert error["message"] == 'pool "x" is not configured; known: a, b'
 
 
 @pytest.mark.parametrize(
