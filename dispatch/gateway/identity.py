@@ -33,8 +33,3 @@ class Identity:
     def nonce(self, number: int) -> str:
         """Return the nonce of this life's call `number` (calls are numbered in the order they are sent)."""
         return f"{self.session}-{number}"
-
-    def number_of(self, nonce: str) -> int | None:
-        """Return the number of a call of this life, None when another life sent it."""
-        session, _, number = nonce.rpartition("-")
-        return int(number) if session == self.session and number.isdigit() else None

@@ -91,7 +91,6 @@ ENDINGS = {
 
 EXPIRED_IN_QUEUE = Meaning(_NO_CAPACITY, "rejected-deadline", retry=True, capacity=True)
 _ENDPOINT_SLOW = Meaning(_TOO_LATE, "ended-failed", retry=False)
-_ENDPOINT_BUSY = Meaning(_NOT_NOW, "ended-failed", retry=True)
 
 EXCEPTIONS: tuple[tuple[type[errors.DispatchError], Meaning], ...] = (
     (errors.PoolUnknown, Meaning(HTTPStatus.NOT_FOUND, "rejected-pool_unknown")),

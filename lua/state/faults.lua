@@ -12,7 +12,8 @@ function faults.bad_argument(name, value, allowed)
 end
 
 function faults.group_unknown(root)
-  return server.error_reply("GROUP_UNKNOWN group " .. root .. " has no configuration; run: dispatch config apply FILE")
+  local group = string.sub(root, 2, -2)
+  return server.error_reply("GROUP_UNKNOWN group " .. group .. " has no configuration; run: dispatch config apply FILE")
 end
 
 function faults.contract_mismatch(theirs, ours)

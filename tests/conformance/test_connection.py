@@ -62,7 +62,7 @@ async def test_broken_promises_are_this_packages_errors(connection, group) -> No
     with pytest.raises(PoolUnknown, match="nowhere") as unknown:
         await connection.run(group, f.request_submit(submission(pool_id="nowhere")))
     assert set(unknown.value.known) == {"interactive", "document-extract", "backfill", "default"}
-    with pytest.raises(GroupUnknown):
+    with pytest.raises(GroupUnknown, match=r"^group never-configured has"):
         await connection.run("never-configured", f.request_submit(submission()))
     with pytest.raises(BadArgument, match="section"):
         await connection.run(group, f.fabric_snapshot("weather"))
