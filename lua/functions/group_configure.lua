@@ -34,9 +34,9 @@ local function invalid(generation, problems)
   return answer
 end
 
-local function with_changes(answer, found, shown)
-  answer[#answer + 1] = #found
-  for _, change in ipairs(shown) do
+local function with_changes(answer, found)
+  answer[#answer + 1] = found.count
+  for _, change in ipairs(found.shown) do
     for _, cell in ipairs(change) do answer[#answer + 1] = cell end
   end
   return answer
@@ -91,24 +91,23 @@ local function run(keys, args)
   if text == details.document then return { "UNCHANGED", details.generation, details.actor, details.changed_ms } end
 
   local new = { group = document, pools = document.pools, endpoints = document.endpoints }
-  local found, shown = changes.between(placement.in_force(step, details), new), {}
-  for at = 1, math.min(#found, MAX_CHANGES) do shown[at] = found[at] end
-  if check then return with_changes({ "VALID", details.generation, "", 0 }, found, shown) end
+  local found = changes.between(placement.in_force(step, details), new, MAX_CHANGES)
+  if check then return with_changes({ "VALID", details.generation, "", 0 }, found) end
 
   local generation = details.generation + 1
   local old_config = step.config
   step.config = group_config(document, generation)
-  placement.apply(step, old_config, details, document)
+  placement.apply(step, old_config, details, document, found)
   local names, addresses = {}, {}
   for index, pool in ipairs(document.pools) do names[index] = pool.pool_id end
   for index, endpoint in ipairs(document.endpoints) do addresses[index] = endpoint.endpoint_id end
   group.save_generation(root, step.config, { document = text, generation = generation, actor = actor, reason = reason,
-    changed_ms = step.now, nonce = nonce, pools = names, endpoints = addresses, changed = #found,
-    changes = cjson.encode(shown) })
+    changed_ms = step.now, nonce = nonce, pools = names, endpoints = addresses, changed = found.count,
+    changes = cjson.encode(found.shown) })
   events.append(root, step.now, "config",
-    { "generation", generation, "actor", actor, "reason", reason, "changed", #found })
+    { "generation", generation, "actor", actor, "reason", reason, "changed", found.count })
   state.save(step)
-  return with_changes({ "APPLIED", generation, actor, step.now }, found, shown)
+  return with_changes({ "APPLIED", generation, actor, step.now }, found)
 end
 
 return { run = run }

@@ -9,15 +9,35 @@ local function word(value)
   return tostring(value)
 end
 
-local function note(found, field, before, after)
-  found[#found + 1] = { field, before, after }
+-- Count a change. True if it is among those to be shown, so that words are made for these only.
+local function count(found)
+  found.count = found.count + 1
+  return found.count <= found.most
 end
 
-local function compare(found, path, old, new, fields)
-  for _, field in ipairs(fields) do
-    local name = field[1]
-    if old[name] ~= new[name] then note(found, path .. name, word(old[name]), word(new[name])) end
+local function show(found, field, before, after)
+  found.shown[#found.shown + 1] = { field, before, after }
+end
+
+local function path_of(list_name, id)
+  return list_name and list_name .. "[" .. id .. "]" or ""
+end
+
+-- Compare the fields of one object (of a list, if it is named). Whether any differs.
+local function compare(found, fields, list_name, old, new)
+  local differs = false
+  for at = 1, #fields do
+    local name = fields[at][1]
+    local before, after = old[name], new[name]
+    if before ~= after then
+      differs = true
+      if count(found) then
+        local owner = list_name and path_of(list_name, new[fields[1][1]]) .. "." or ""
+        show(found, owner .. name, word(before), word(after))
+      end
+    end
   end
+  return differs
 end
 
 -- What an object says beyond its id and the defaults.
@@ -30,33 +50,39 @@ local function summary(object, fields)
   return #cells > 0 and table.concat(cells, ", ") or "defaults"
 end
 
-local function compare_lists(found, list_name, old, new, fields)
-  local id_field, before, after = fields[1][1], {}, {}
+-- Compare two lists of objects. Returns the ids of those that are new or differ, as a set.
+local function compare_lists(found, list_name, old, new)
+  local fields = config.FIELDS[list_name]
+  local id_field, before, after, changed = fields[1][1], {}, {}, {}
   for _, item in ipairs(old) do before[item[id_field]] = item end
   for _, item in ipairs(new) do
     local id = item[id_field]
-    local path = list_name .. "[" .. id .. "]"
     after[id] = true
-    if before[id] then
-      compare(found, path .. ".", before[id], item, fields)
-    else
-      note(found, path, "absent", summary(item, fields))
+    if not before[id] then
+      changed[id] = true
+      if count(found) then show(found, path_of(list_name, id), "absent", summary(item, fields)) end
+    elseif compare(found, fields, list_name, before[id], item) then
+      changed[id] = true
     end
   end
   for _, item in ipairs(old) do
     local id = item[id_field]
-    if not after[id] then note(found, list_name .. "[" .. id .. "]", summary(item, fields), "absent") end
+    if not after[id] and count(found) then show(found, path_of(list_name, id), summary(item, fields), "absent") end
   end
+  return changed
 end
 
---- The changes from `old` to `new` as a list of { field, before, after }. Each config has `group` (its scalar fields,
--- nil when there was no config), `pools` and `endpoints` (lists in order).
-function changes.between(old, new)
-  local found = {}
-  if old.group then compare(found, "", old.group, new.group, config.FIELDS.group) end
-  compare_lists(found, "pools", old.pools, new.pools, config.FIELDS.pools)
-  compare_lists(found, "endpoints", old.endpoints, new.endpoints, config.FIELDS.endpoints)
-  if #found == 0 then note(found, "order", "pools and endpoints as they stood", "another order") end
+--- The changes from `old` to `new`: their count, the first `most` of them `shown` as { field, before, after }, and the
+-- sets of `pools` and `endpoints` that are new or differ. Each config has `group` (scalar fields, nil when there was
+-- no config), `pools` and `endpoints` (lists in order).
+function changes.between(old, new, most)
+  local found = { count = 0, most = most, shown = {} }
+  if old.group then compare(found, config.FIELDS.group, nil, old.group, new.group) end
+  found.pools = compare_lists(found, "pools", old.pools, new.pools)
+  found.endpoints = compare_lists(found, "endpoints", old.endpoints, new.endpoints)
+  if found.count == 0 and count(found) then
+    show(found, "order", "pools and endpoints as they stood", "another order")
+  end
   return found
 end
 

@@ -27,25 +27,15 @@ function placement.in_force(step, details)
   return found
 end
 
-local function differs(old, new)
-  for name, value in pairs(new) do
-    if old[name] ~= value then return true end
-  end
-  for name in pairs(old) do
-    if new[name] == nil then return true end
-  end
-  return false
-end
-
--- Endpoints that are new or changed get their config, those left out lose it. Returns the names of all that changed and
--- a list of those left out.
-local function apply_endpoints(step, details, configs)
-  local changed, named, gone = {}, {}, {}
+-- Endpoints that are new or changed (`changed`, a set of names) get their config, those left out lose it and join the
+-- set. Returns a list of those left out.
+local function apply_endpoints(step, details, configs, changed)
+  local named, gone = {}, {}
   for _, config in ipairs(configs) do
     local endpoint = endpoints.get(step, config.endpoint_id)
     named[endpoint.name] = true
-    if differs(endpoint.config, config) then
-      endpoint.config, changed[endpoint.name] = config, true
+    if changed[endpoint.name] then
+      endpoint.config = config
       endpoints.configure(step, endpoint)
     end
   end
@@ -57,7 +47,7 @@ local function apply_endpoints(step, details, configs)
       gone[#gone + 1] = endpoint
     end
   end
-  return changed, gone
+  return gone
 end
 
 -- Empty pools that are left out go, with everything of theirs. (That they are empty was checked before.)
@@ -73,18 +63,18 @@ local function remove_pools(step, details, named, old_policy)
   end
 end
 
---- Bring a normalised `document` into force in a step whose config is the new one already.
-function placement.apply(step, old_config, details, document)
+--- Bring a normalised `document` into force in a step whose config is the new one already. `changed` has the sets of
+-- `pools` and `endpoints` that are new or differ (lib/changes.lua).
+function placement.apply(step, old_config, details, document, changed)
   local everything = old_config.policy ~= step.config.policy or old_config.cost_max ~= step.config.cost_max
-  local changed_endpoints, gone = apply_endpoints(step, details, document.endpoints)
+  local gone = apply_endpoints(step, details, document.endpoints, changed.endpoints)
   local named, moved = {}, {}
   for _, config in ipairs(document.pools) do
     local name = config.pool_id
     local pool = pools.get(step, name) or { name = name, config = {}, record = pools.new_record() }
     local old_endpoint = pool.config.endpoint or config.endpoint
     named[name] = true
-    if everything or differs(pool.config, config) or changed_endpoints[old_endpoint]
-      or changed_endpoints[config.endpoint] then
+    if everything or changed.pools[name] or changed.endpoints[old_endpoint] or changed.endpoints[config.endpoint] then
       rotation.lift(step, pool, old_endpoint, old_config.policy)
       pool.config = config
       pools.configure(step, pool)
