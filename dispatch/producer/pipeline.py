@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import deque
 from typing import Any, Generic, TypeVar
-
-import anyio
 
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.calls import FunctionCall
@@ -48,7 +47,7 @@ class Pipeline:
         self._connection = connection
         self._group = group
         self._waiting: deque[Ticket[Any]] = deque()
-        self._arrived = anyio.Event()
+        self._arrived = asyncio.Event()
         self._closed = False
 
     def enter(self, call: FunctionCall[T]) -> Ticket[T]:
@@ -66,7 +65,7 @@ class Pipeline:
         try:
             while True:
                 await self._arrived.wait()
-                self._arrived = anyio.Event()
+                self._arrived.clear()
                 while batch := self._next_batch():
                     await self._send(batch)
         finally:

@@ -7,6 +7,7 @@ may be lost, so each wait is bounded. While nothing is outstanding nothing is as
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Pump:
         self._session = session
         self._inbox = inbox
         self._events = events
-        self._wanted = anyio.Event()
+        self._wanted = asyncio.Event()
         self._draining = anyio.Lock()
         self._untrimmed = False
         self.retired = False
@@ -72,7 +73,7 @@ class Pump:
         try:
             while True:
                 if self.retired or not (self._inbox.busy() or self._untrimmed):
-                    self._wanted = anyio.Event()
+                    self._wanted.clear()
                     await self._wanted.wait()
                 try:
                     await self._round(waiter)

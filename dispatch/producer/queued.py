@@ -158,16 +158,18 @@ class QueuedPath:
                 _log.error("producer_broken", producer_id=self.session.producer_id, error=repr(supervisor.exception()))
 
     async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
-        with anyio.move_on_after(reply_s):
-            outcome = errand.slot.result() if errand.slot.done() else await errand.slot.wait()
+        until = time.monotonic() + reply_s
+        if await errand.slot.within(reply_s):
+            outcome = errand.slot.result()
             if isinstance(outcome, DispatchError):
                 raise outcome
             if isinstance(outcome, Reply):
                 return outcome
-            reply = await self._bodies.read(outcome)
-            if self._tasks is not None:
-                self._tasks.start_soon(self._bodies.release, outcome)
-            return reply
+            with anyio.move_on_after(until - time.monotonic()):
+                reply = await self._bodies.read(outcome)
+                if self._tasks is not None:
+                    self._tasks.start_soon(self._bodies.release, outcome)
+                return reply
         overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
         self._leave(errand)
         return overdue
