@@ -22,7 +22,7 @@ from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
-from dispatch.producer.pipeline import Pipeline
+from dispatch.producer.pipeline import SENDERS, Pipeline
 from dispatch.producer.promise import Promise
 from dispatch.producer.pump import Pump, PumpEvents
 from dispatch.producer.recovery import unanswerable
@@ -140,7 +140,8 @@ class QueuedPath:
     async def _supervise(self, started: anyio.Event) -> None:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            tasks.start_soon(self._pipeline.run)
+            for _ in range(SENDERS):
+                tasks.start_soon(self._pipeline.run)
             tasks.start_soon(self._pump.run)
             tasks.start_soon(self._look_after)
             started.set()
