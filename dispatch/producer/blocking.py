@@ -54,7 +54,6 @@ class BlockingErrand(Errand["Future[Outcome]", Submit]):
     __slots__ = ()
 
 
-
 @dataclass(slots=True)
 class Waiting:
     """A request that was admitted. `until` on the monotonic clock = when to stop waiting."""

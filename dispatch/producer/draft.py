@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,8 +24,7 @@ BODY_TTL_MS = 60_000
 Admission = Admitted | Exists | Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A request that can be submitted, and submitted again when the answer was lost.
 
     `own_id`: the request id was made up here, so nobody else's request can carry it.
@@ -47,7 +45,7 @@ class Draft:
         """Make the submit with `timeout_ms` left; the nonce stays, so a repeat is never a second request."""
         submission = self.submission
         if timeout_ms != submission.timeout_ms:
-            submission = dataclasses.replace(submission, timeout_ms=timeout_ms)
+            submission = msgspec.structs.replace(submission, timeout_ms=timeout_ms)
         return functions.request_submit(submission)
 
 
@@ -58,8 +56,8 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
     """
     images, pages, units = check_call(call, options)
-    request_id = options.request_id or uuid.uuid4().hex
-    nonce = uuid.uuid4().hex
+    request_id = options.request_id or secrets.token_hex(16)
+    nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
     submission = Submission(
         request_id=request_id,
