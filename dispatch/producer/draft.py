@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,6 +21,8 @@ BODY_TTL_MS = 60_000
 """How long a stored body waits for its submit; admission then fixes its expiry."""
 
 Admission = Admitted | Exists | Refused
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -95,6 +96,8 @@ def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
             "stream: true is not supported on this path; ask for the whole answer", param="stream", code="unsupported"
         )
     given = options.metadata
+    if not given:
+        return call.image_count, 0, options.estimated_cost_units
     images = _count(given, "image_count")
     pages = _count(given, "chunk_page_count") or _count(given, "page_count") or 0
     units = options.estimated_cost_units
@@ -103,8 +106,7 @@ def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
     return call.image_count if images is None else images, pages, units
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """What the envelope repeats of the submission."""
 
     request_id: str
@@ -136,7 +138,7 @@ def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
     traceparent, tracestate = options.traceparent, options.tracestate
     if traceparent is None:
         traceparent, tracestate = current_trace()
-    return msgspec.json.encode(
+    return _ENCODER.encode(
         RequestEnvelope(
             contract=CONTRACT_VERSION,
             request_id=submitted.request_id,

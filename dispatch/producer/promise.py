@@ -40,7 +40,12 @@ class Promise(Generic[T]):
     async def wait(self) -> T:
         """Wait for the value. Can be cancelled and repeated."""
         if not self._done:
-            await self._wait(asyncio.get_running_loop().create_future())
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
         return self._value
 
     async def within(self, seconds: float) -> bool:
@@ -49,18 +54,13 @@ class Promise(Generic[T]):
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
             timer = loop.call_later(max(0.0, seconds), _wake, waiter)
+            self._waiters.append(waiter)
             try:
-                await self._wait(waiter)
+                await waiter
             finally:
+                self._waiters.remove(waiter)
                 timer.cancel()
         return self._done
-
-    async def _wait(self, waiter: asyncio.Future[None]) -> None:
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
