@@ -219,7 +219,7 @@ async def _create(address: Address) -> Any:
 
 
 def _words(command: Sequence[str | bytes | int]) -> list[str | bytes]:
-    return [str(word) if type(word) is int else word for word in command]
+    return [str(word) if isinstance(word, int) else word for word in command]
 
 
 # "CODE: text" for codes GLIDE does not know, and its own name of the kind for those it knows.
