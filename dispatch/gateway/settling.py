@@ -14,7 +14,7 @@ _ENCODER = msgspec.json.Encoder()
 
 _OUTCOMES = {word.value: word for word in Outcome}
 _VERDICTS = {word.value: word for word in Verdict}
-# Looked up: making an enum member of its word takes five times as long.
+# Looked up: making an enum member of its word takes ten times as long.
 
 _STOPPED = {
     StopReason.CANCELLED: (Outcome.CANCELLED, "cancelled", "the request was cancelled while it ran"),
