@@ -74,6 +74,13 @@ class Connection(Protocol):
         """Read (not remove) the first `count` elements of a list."""
         ...
 
+    async def run_then_read(self, group: str, call: FunctionCall[T], key: str, count: int) -> tuple[T, list[bytes]]:
+        """Run one function, then read the first `count` elements of a list of `group`, in one round trip.
+
+        Raises the errors of `run`; what was read is lost then, and can be read again.
+        """
+        ...
+
     async def keep_alive(
         self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
     ) -> None:

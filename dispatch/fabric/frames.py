@@ -8,8 +8,6 @@ the endpoint's body, raw. Lua never reads the second and third part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from dispatch.contract.envelope import CONTRACT_VERSION
@@ -20,8 +18,7 @@ _FIELDS = 10
 _HEAD = msgspec.json.Decoder(ReplyHead)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One frame. `by_reference`: the body stands under the reply body key and has to be read from there."""
 
     sequence: int

@@ -23,6 +23,9 @@ from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
 from dispatch.fabric.faults import ServerFault, to_error
 
+LONG_CALL_ARGS = 32
+"""From how many arguments on a lone call is sent as a batch of one, which GLIDE converts in two thirds of the time."""
+
 IN_FLIGHT_LIMIT = 1_000_000
 """Effectively none: slots and queues decide how much is outstanding, and a refusal here would look like a fault."""
 
@@ -51,6 +54,11 @@ class GlideConnection:
 
     async def run(self, group: str, call: FunctionCall[T]) -> T:
         """Run one function for `group` and decode its answer."""
+        if len(call.args) >= LONG_CALL_ARGS:
+            batch = self._batch()
+            batch.custom_command(_words(call.command(group)))
+            (answer,) = await self._exec(batch, call.function)
+            return self._answer(call, answer)
         with _errors(self._address, call.function):
             answer = await self._client.custom_command(_words(call.command(group)))
         return call.decode(answer)
@@ -62,8 +70,7 @@ class GlideConnection:
         batch = self._batch()
         for call in calls:
             batch.custom_command(_words(call.command(group)))
-        with _errors(self._address):
-            answers = await self._client.exec(batch, raise_on_error=False)
+        answers = await self._exec(batch)
         return [self._outcome(call, answer) for call, answer in zip(calls, answers, strict=True)]
 
     async def get(self, key: str) -> bytes | None:
@@ -82,6 +89,17 @@ class GlideConnection:
         with _errors(self._address):
             frames: list[bytes] = await self._client.lrange(key, 0, count - 1)
         return frames
+
+    async def run_then_read(self, group: str, call: FunctionCall[T], key: str, count: int) -> tuple[T, list[bytes]]:
+        """Run one function, then read the first `count` elements of a list of `group`, in one round trip."""
+        batch = self._batch()
+        batch.custom_command(_words(call.command(group)))
+        batch.lrange(key, 0, count - 1)
+        answer, frames = await self._exec(batch, call.function)
+        value = self._answer(call, answer)
+        if isinstance(frames, glide.RequestError):
+            raise _read(frames, self._address)
+        return value, frames
 
     async def keep_alive(
         self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
@@ -127,6 +145,16 @@ class GlideConnection:
 
     def _batch(self) -> Any:
         return glide.ClusterBatch(is_atomic=False) if self._address.cluster else glide.Batch(is_atomic=False)
+
+    async def _exec(self, batch: Any, function: str = "") -> list[Any]:
+        with _errors(self._address, function):
+            answers: list[Any] = await self._client.exec(batch, raise_on_error=False)
+        return answers
+
+    def _answer(self, call: FunctionCall[T], answer: Any) -> T:
+        if isinstance(answer, glide.RequestError):
+            raise _read(answer, self._address, call.function)
+        return call.decode(answer)
 
     def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
         if isinstance(answer, glide.RequestError):
@@ -223,7 +251,7 @@ def _errors(address: Address, function: str = "") -> Iterator[None]:
         raise _read(error, address, function) from error
 
 
-def _read(error: glide.GlideError, address: Address, function: str) -> DispatchError:
+def _read(error: glide.GlideError, address: Address, function: str = "") -> DispatchError:
     text = str(error).strip()
     if at_connect := _AT_CONNECT.search(text):
         text = at_connect["rest"].strip()

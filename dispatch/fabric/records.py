@@ -1,13 +1,17 @@
-"""What the functions take and answer, as frozen records. Times are milliseconds of the server's clock."""
+"""What the functions take and answer, as frozen records. Times are milliseconds of the server's clock.
+
+Those of which every request makes some are structs, which take a fraction of a frozen dataclass's time to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of `request_submit`. `body` is empty when it is over `inline_body_bytes` and was stored by SET before.
 
     `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
@@ -34,8 +38,7 @@ class Submission:
     priority: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """The request is queued (or, for a repeated call, was)."""
 
     deadline_ms: int
@@ -59,8 +62,7 @@ class Refused:
     retry_after_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """A claimed request. `body` is empty when it has to be read by `body_key` (large ones)."""
 
     request_id: str
@@ -80,8 +82,7 @@ class Lease:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """What a claim brought. `sleep_ms` = how long the caller may sleep without a wake token; `again` = call at once."""
 
     server_ms: int
@@ -112,8 +113,7 @@ class Verdict(StrEnum):
     BACKPRESSURE = "backpressure"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """One item of `lease_settle`. `head` is an encoded `ReplyHead`; `body` is empty when `by_reference`.
 
     A reply over `inline_reply_bytes` is stored by SET under the reply body key first, then `by_reference` is set.
@@ -135,8 +135,7 @@ class Settlement:
     actual_cost_units: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """Answer of `lease_settle`: one word per item (`OK LEASE_LOST PRODUCER_GONE REQUEUED`), and the next claim."""
 
     answers: tuple[str, ...]
@@ -215,8 +214,7 @@ class Configured:
     changes: tuple[FieldChange, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(msgspec.Struct, frozen=True):
     """Answer of `reply_ack`. `owner` False = another session owns this producer; `remaining` frames are left."""
 
     owner: bool

@@ -69,6 +69,18 @@ class BlockingConnection:
         frames: list[bytes] = self._command("LRANGE", key, 0, count - 1)
         return frames
 
+    def run_then_read(self, group: str, call: FunctionCall[T], key: str, count: int) -> tuple[T, list[bytes]]:
+        """Run one function, then read the first `count` elements of a list of `group`, in one round trip."""
+        with redis_errors(self.address, call.function):
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.execute_command(*call.command(group))
+            pipeline.execute_command("LRANGE", key, 0, count - 1)
+            answer, frames = pipeline.execute(raise_on_error=False)
+            for found in (answer, frames):
+                if isinstance(found, Exception):
+                    raise found
+        return call.decode(answer), frames
+
     def keep_alive(self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> None:
         """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
         with redis_errors(self.address):

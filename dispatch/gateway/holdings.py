@@ -51,7 +51,6 @@ class Held:
     phase: Phase = Phase.NEW
     stop: StopReason | None = None
     task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
 
 
 class Holdings:

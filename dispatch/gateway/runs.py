@@ -21,6 +21,7 @@ from dispatch.gateway.settling import Settler
 log = structlog.get_logger(__name__)
 
 _LATE_S = 0.25  # an executor keeps its deadline itself and says more about it; only one that does not is cut off
+_SWEEP_S = 0.1
 _REPLY_BODY_TTL_MS = 300_000
 
 _ENVELOPE = msgspec.json.Decoder(RequestEnvelope)
@@ -46,6 +47,7 @@ class Runner:
         self._settler = settler
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
+        self._sweep: asyncio.TimerHandle | None = None
 
     def bind(self, tasks: asyncio.TaskGroup | None) -> None:
         """Start runs in this group from now on; None: start no more."""
@@ -63,8 +65,9 @@ class Runner:
         if self._tasks is None:
             self.holdings.finish(held, self._settler.released(lease))
             return
-        held.timer = self._loop.call_at(held.deadline_at + _LATE_S, self.stop, held, StopReason.EXPIRED)
         held.task = self._tasks.create_task(self._run(held))
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_SWEEP_S, self._stop_late)
 
     def settle_unrun(self, lease: Lease, settlement: Settlement) -> None:
         """Hold a lease only to settle it, unless it is held already."""
@@ -104,6 +107,14 @@ class Runner:
                 held.stop = held.stop or StopReason.DRAINED
                 self.holdings.finish(held, self._settler.stopped(held))
 
+    def _stop_late(self) -> None:
+        """Cut off what is late, and look again while anything is held. One timer for all: each has its price."""
+        late = self._loop.time() - _LATE_S
+        for held in self.holdings:
+            if held.deadline_at <= late and held.stop is None:
+                self.stop(held, StopReason.EXPIRED)
+        self._sweep = self._loop.call_later(_SWEEP_S, self._stop_late) if self.holdings else None
+
     async def _run(self, held: Held) -> None:
         try:
             settlement = await self._result(held)
@@ -125,8 +136,6 @@ class Runner:
 
     def _conclude(self, held: Held, settlement: Settlement | None) -> None:
         """Queue the result; None = the run was stopped."""
-        if held.timer is not None:
-            held.timer.cancel()
         if held.stop in NOTHING_TO_SETTLE:
             return
         self.holdings.finish(held, settlement or self._settler.stopped(held))

@@ -48,7 +48,10 @@ class Submit:
         return self.answer
 
 
-BlockingErrand = Errand["Future[Outcome]", Submit]
+class BlockingErrand(Errand["Future[Outcome]", Submit]):
+    """The errand of a thread."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

@@ -105,19 +105,18 @@ class BlockingPump:
 
     def _drain(self) -> None:
         session = self._session
+        raws = self._connection.read_frames(session.replies_key, FRAMES_MAX)
         while True:
-            raws = self._connection.read_frames(session.replies_key, FRAMES_MAX)
             self.last_contact = time.monotonic()
             upto = self._inbox.receive(raws)
             self._untrimmed = upto is not None  # until the server has said that it trimmed them
             if upto is None:
                 return
             call = functions.reply_ack(session.producer_id, session.session_id, upto=upto)
-            answer = self._connection.run(session.group, call)
+            answer, raws = self._connection.run_then_read(session.group, call, session.replies_key, FRAMES_MAX)
+            self._untrimmed = False
             if not answer.owner:
                 self._taken_over()
-            if not (answer.owner and answer.remaining):
-                self._untrimmed = False
                 return
 
     def _conclude(self) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,9 +22,10 @@ BODY_TTL_MS = 60_000
 
 Admission = Admitted | Exists | Refused
 
+_ENCODER = msgspec.json.Encoder()
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+
+class Draft(msgspec.Struct, frozen=True):
     """A request that can be submitted, and submitted again when the answer was lost.
 
     `own_id`: the request id was made up here, so nobody else's request can carry it.
@@ -47,7 +46,7 @@ class Draft:
         """Make the submit with `timeout_ms` left; the nonce stays, so a repeat is never a second request."""
         submission = self.submission
         if timeout_ms != submission.timeout_ms:
-            submission = dataclasses.replace(submission, timeout_ms=timeout_ms)
+            submission = msgspec.structs.replace(submission, timeout_ms=timeout_ms)
         return functions.request_submit(submission)
 
 
@@ -58,8 +57,8 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
     """
     images, pages, units = check_call(call, options)
-    request_id = options.request_id or uuid.uuid4().hex
-    nonce = uuid.uuid4().hex
+    request_id = options.request_id or secrets.token_hex(16)
+    nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
     submission = Submission(
         request_id=request_id,
@@ -97,6 +96,8 @@ def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
             "stream: true is not supported on this path; ask for the whole answer", param="stream", code="unsupported"
         )
     given = options.metadata
+    if not given:
+        return call.image_count, 0, options.estimated_cost_units
     images = _count(given, "image_count")
     pages = _count(given, "chunk_page_count") or _count(given, "page_count") or 0
     units = options.estimated_cost_units
@@ -105,8 +106,7 @@ def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
     return call.image_count if images is None else images, pages, units
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """What the envelope repeats of the submission."""
 
     request_id: str
@@ -138,7 +138,7 @@ def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
     traceparent, tracestate = options.traceparent, options.tracestate
     if traceparent is None:
         traceparent, tracestate = current_trace()
-    return msgspec.json.encode(
+    return _ENCODER.encode(
         RequestEnvelope(
             contract=CONTRACT_VERSION,
             request_id=submitted.request_id,

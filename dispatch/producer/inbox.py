@@ -95,10 +95,7 @@ class Inbox:
         """Hand `outcome` to whoever waits for `request_id`. Only the first one counts; returns whether this was it."""
         with self._lock:
             entry = self._waiting.pop(request_id, None)
-        if entry is None or entry.slot.done():
-            return False
-        entry.slot.set_result(outcome)
-        return True
+        return _put(entry, outcome)
 
     def fail_all(self, error: Callable[[], DispatchError]) -> int:
         """Settle every waiting request with an error of its own; returns how many."""
@@ -144,7 +141,8 @@ class Inbox:
     def _deliver(self, request_id: str, outcome: Outcome) -> bool:
         with self._lock:
             self._abandoned.pop(request_id, None)
-        return self.settle(request_id, outcome)
+            entry = self._waiting.pop(request_id, None)
+        return _put(entry, outcome)
 
     def _refuse(self, raw: bytes, error: ContractError) -> None:
         cells = raw.partition(b"\n")[0].split(b"|")
@@ -153,3 +151,10 @@ class Inbox:
         delivered = self._deliver(request_id, kind(f"{error} (request {request_id!r})"))
         self.dropped += not delivered
         _log.error("reply_frame_refused", request_id=request_id, delivered=delivered, error=str(error))
+
+
+def _put(entry: _Entry | None, outcome: Outcome) -> bool:
+    if entry is None or entry.slot.done():
+        return False
+    entry.slot.set_result(outcome)
+    return True

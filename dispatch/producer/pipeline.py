@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import deque
 from typing import Any, Generic, TypeVar
-
-import anyio
 
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.calls import FunctionCall
@@ -16,8 +15,11 @@ from dispatch.producer.promise import Promise
 
 T = TypeVar("T")
 
-CALLS_MAX = 128
-"""Most calls in one round trip; with bodies inline this is at most about 1 MB."""
+CALLS_MAX = 32
+"""Most calls in one round trip. More saves little, and makes all callers go through each stage as one convoy."""
+
+SENDERS = 3
+"""Round trips under way at one time: the server works on one while the next is made and the last one is read."""
 
 
 class Ticket(Generic[T]):
@@ -42,13 +44,16 @@ class Ticket(Generic[T]):
 
 
 class Pipeline:
-    """Sends calls of one group in the order they came, one batch at a time."""
+    """Sends calls of one group in the order they came; each `run` has one batch under way at a time.
+
+    With several of them batches may overtake each other: who depends on an earlier call awaits its answer first.
+    """
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
         self._group = group
         self._waiting: deque[Ticket[Any]] = deque()
-        self._arrived = anyio.Event()
+        self._arrived = asyncio.Event()
         self._closed = False
 
     def enter(self, call: FunctionCall[T]) -> Ticket[T]:
@@ -66,7 +71,7 @@ class Pipeline:
         try:
             while True:
                 await self._arrived.wait()
-                self._arrived = anyio.Event()
+                self._arrived.clear()
                 while batch := self._next_batch():
                     await self._send(batch)
         finally:

@@ -7,6 +7,7 @@ may be lost, so each wait is bounded. While nothing is outstanding nothing is as
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Pump:
         self._session = session
         self._inbox = inbox
         self._events = events
-        self._wanted = anyio.Event()
+        self._wanted = asyncio.Event()
         self._draining = anyio.Lock()
         self._untrimmed = False
         self.retired = False
@@ -72,7 +73,7 @@ class Pump:
         try:
             while True:
                 if self.retired or not (self._inbox.busy() or self._untrimmed):
-                    self._wanted = anyio.Event()
+                    self._wanted.clear()
                     await self._wanted.wait()
                 try:
                     await self._round(waiter)
@@ -100,30 +101,31 @@ class Pump:
         await self.drain()
 
     async def drain(self) -> None:
-        """Hand over and acknowledge every frame that is there.
+        """Hand over and acknowledge every frame that is there; what came meanwhile is read with the acknowledgement.
 
         Raises:
             FabricError: the server did not answer or refused; what was read is handed over already.
         """
         async with self._draining:
+            raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
             while True:
-                raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
                 self.last_contact = time.monotonic()
                 upto = self._inbox.receive(raws)
                 self._untrimmed = upto is not None  # until the server has said that it trimmed them
-                if upto is None or await self._acknowledge(upto) == 0:
-                    self._untrimmed = False
+                if upto is None:
                     return
+                raws = await self._acknowledge(upto)
+                self._untrimmed = False
 
-    async def _acknowledge(self, upto: int) -> int:
-        """Trim what was handed over; returns how many frames are left."""
+    async def _acknowledge(self, upto: int) -> list[bytes]:
+        """Trim what was handed over; returns the frames that are left, none if the list is another session's."""
         session = self._session
         call = functions.reply_ack(session.producer_id, session.session_id, upto=upto)
-        answer = await self._connection.run(session.group, call)
+        answer, raws = await self._connection.run_then_read(session.group, call, session.replies_key, FRAMES_MAX)
         if not answer.owner:
             self._events.taken_over()
-            return 0
-        return answer.remaining
+            return []
+        return raws
 
 
 def retry_pause_s(failures: int) -> float:

@@ -22,7 +22,7 @@ from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
-from dispatch.producer.pipeline import Pipeline
+from dispatch.producer.pipeline import SENDERS, Pipeline
 from dispatch.producer.promise import Promise
 from dispatch.producer.pump import Pump, PumpEvents
 from dispatch.producer.recovery import unanswerable
@@ -140,7 +140,8 @@ class QueuedPath:
     async def _supervise(self, started: anyio.Event) -> None:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            tasks.start_soon(self._pipeline.run)
+            for _ in range(SENDERS):
+                tasks.start_soon(self._pipeline.run)
             tasks.start_soon(self._pump.run)
             tasks.start_soon(self._look_after)
             started.set()
@@ -158,16 +159,18 @@ class QueuedPath:
                 _log.error("producer_broken", producer_id=self.session.producer_id, error=repr(supervisor.exception()))
 
     async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
-        with anyio.move_on_after(reply_s):
-            outcome = errand.slot.result() if errand.slot.done() else await errand.slot.wait()
+        until = time.monotonic() + reply_s
+        if await errand.slot.within(reply_s):
+            outcome = errand.slot.result()
             if isinstance(outcome, DispatchError):
                 raise outcome
             if isinstance(outcome, Reply):
                 return outcome
-            reply = await self._bodies.read(outcome)
-            if self._tasks is not None:
-                self._tasks.start_soon(self._bodies.release, outcome)
-            return reply
+            with anyio.move_on_after(until - time.monotonic()):
+                reply = await self._bodies.read(outcome)
+                if self._tasks is not None:
+                    self._tasks.start_soon(self._bodies.release, outcome)
+                return reply
         overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
         self._leave(errand)
         return overdue

@@ -20,7 +20,11 @@ T = TypeVar("T")
 
 _LATE_S = 0.05
 
-AsyncErrand = Errand[Promise[Outcome], Ticket[Admission]]
+
+class AsyncErrand(Errand[Promise[Outcome], Ticket[Admission]]):
+    """The errand of a task."""
+
+    __slots__ = ()
 
 
 class Submitter:
@@ -90,11 +94,9 @@ class Submitter:
     async def _unless_silent(self, errand: AsyncErrand, answer: Promise[T]) -> T | None:
         """Wait for `answer` until the server has been silent, to everybody, for longer than the errand's bound."""
         while True:
-            with anyio.move_on_after(max(0, errand.admission_left_s())):
-                return await answer.wait()
             # A busy event loop looks like a silent server: see first what has come meanwhile.
-            with anyio.move_on_after(_LATE_S):
-                return await answer.wait()
+            if await answer.within(errand.admission_left_s()) or await answer.within(_LATE_S):
+                return answer.result()
             if self._heard <= errand.asked or errand.overdue():
                 return None
             errand.asked = self._heard

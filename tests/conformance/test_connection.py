@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from dispatch.errors import BadArgument, GroupUnknown, PoolUnknown
+from dispatch.errors import BadArgument, FabricError, GroupUnknown, LibraryProblem, PoolUnknown
 from dispatch.fabric import functions as f
+from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.records import Admitted, Exists, Refused, Submission
+from dispatch.fabric.schema import key as schema_key
 from dispatch.fabric.verifying import require_same, verify_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.container]
@@ -111,6 +113,31 @@ async def test_read_frames_leaves_them_there(connection, group, eye) -> None:
     eye.rpush(key, EVERY_BYTE, "b", "c")
     assert await connection.read_frames(key, 2) == [EVERY_BYTE, b"b"]
     assert await connection.read_frames(key, 10) == [EVERY_BYTE, b"b", b"c"]
+
+
+async def test_run_then_read_reads_what_the_call_left_there(connection, group, eye) -> None:
+    replies = schema_key(group, "replies", producer="p")
+    eye.set(schema_key(group, "alive", producer="p"), "s")
+    eye.rpush(replies, "1|1|a", "1|2|b", "1|3|c")
+    ack = f.reply_ack("p", "s", upto=1)
+    answer, frames = await connection.run_then_read(group, ack, replies, 1)
+    assert (answer.owner, answer.trimmed, answer.remaining) == (True, 1, 2)
+    assert frames == [b"1|2|b"]
+
+
+async def test_run_then_read_raises_the_error_of_either(connection, group, eye) -> None:
+    text, frames = f"{{{group}}}:text", f"{{{group}}}:frames"
+    eye.set(text, "no list")
+    with pytest.raises(FabricError, match="WRONGTYPE"):
+        await connection.run_then_read(group, f.library_version(), text, 1)
+    with pytest.raises(LibraryProblem, match="no_such_function"):
+        await connection.run_then_read(group, FunctionCall("no_such_function", [], int), frames, 1)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+async def test_a_call_s_error_is_its_own_however_many_arguments_it_has(connection, group, count) -> None:
+    with pytest.raises(LibraryProblem, match="no_such_function"):
+        await connection.run(group, FunctionCall("no_such_function", ["x"] * count, int))
 
 
 async def test_keep_alive_marks_the_producer_and_renews_its_replies(connection, group, eye) -> None:

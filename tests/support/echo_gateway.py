@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -132,7 +131,7 @@ class EchoGateway:
         )  # fmt: skip
         if len(answer.body) > LIMITS["inline_reply_bytes"]:
             await self.connection.put(key(self.group, "reply_body", id=request_id), answer.body, ttl_ms=300_000)
-            settlement = dataclasses.replace(settlement, body=b"", by_reference=True)
+            settlement = msgspec.structs.replace(settlement, body=b"", by_reference=True)
         del self._running[request_id]
         self._done.append(settlement)
         self._turn.set()

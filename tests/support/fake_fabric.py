@@ -192,6 +192,9 @@ class FakeFabric:
     async def read_frames(self, key: str, count: int) -> list[bytes]:
         raise NotImplementedError
 
+    async def run_then_read(self, group: str, call: Any, key: str, count: int) -> tuple[Any, list[bytes]]:
+        raise NotImplementedError
+
     async def keep_alive(
         self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
     ) -> None:

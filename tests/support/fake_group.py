@@ -114,6 +114,9 @@ class FakeGroup:
         await self._command("read_frames")
         return self.frames[:count]
 
+    async def run_then_read(self, group: str, call: FunctionCall[T], name: str, count: int) -> tuple[T, list[bytes]]:
+        return await self.run(group, call), await self.read_frames(name, count)
+
     async def keep_alive(
         self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
     ) -> None:

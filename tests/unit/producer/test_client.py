@@ -26,6 +26,7 @@ from dispatch.errors import (
 from dispatch.fabric.schema import key
 from dispatch.producer import errand as errand_module
 from dispatch.producer.options import CallOptions
+from dispatch.producer.pipeline import SENDERS
 from tests.support.fake_group import GROUP, FakeGroup, Lost
 from tests.support.producing import MESSAGES, said, say, stopwatch, until
 
@@ -132,8 +133,9 @@ async def test_a_caller_that_leaves_before_its_submit_is_sent_leaves_nothing(
 ) -> None:
     group.held_back = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_echoes, client, "first")
-        await anyio.wait_all_tasks_blocked()
+        for number in range(SENDERS):
+            tasks.start_soon(_echoes, client, f"under way {number}")
+            await anyio.wait_all_tasks_blocked()
         with anyio.move_on_after(0.05):
             await client.complete(model="m", messages=MESSAGES, request_id="second")
         group.held_back.set()
