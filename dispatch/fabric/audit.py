@@ -21,7 +21,7 @@ from dispatch.fabric.sync import BlockingConnection
 
 Value = int | str | bool
 
-_PAGE = LIMITS["snapshot_page_max"]
+_PAGE = 100  # about 2 ms of the server's time each
 _LEVELS = tuple(f"level_{level}" for level in range(LIMITS["priority_levels"]))
 _OF_THE_PLACE = ("standing", "awake")
 

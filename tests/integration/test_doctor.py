@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +62,24 @@ def test_a_group_in_use_is_clean(hand: ByHand, dispatch: Commands) -> None:
     assert found(hand) == []
     done = dispatch("doctor")
     assert (done.code, done.out) == (WELL, f"group {hand.group}: every counter is true\n")
+
+
+def test_more_than_a_page_of_everything_is_counted(valkey: ValkeyProcess) -> None:
+    group = unique_group()
+    pools = [{"pool_id": f"p{number}"} for number in range(230)]
+    configure(valkey.url, group, default_document() | {"pools": pools, "total_concurrent_dispatch": 300})
+    hand = ByHand(valkey.url, group)
+    hand.submit("p0", 350)
+    for number in range(300):
+        hand.submit("p1", fairness_key=f"user-{number}", priority=number % 4)
+    hand.submit("p2", 240)
+    leases = hand.claim(240)
+    hand.settle(leases[:60], outcome=Outcome.RELEASE)
+    hand.settle(leases[60:120], outcome=Outcome.RELEASE)
+    assert found(hand) == []
+    hand.change_record("pool", {"depth": 1}, pool="p1")
+    assert [line.split(" is ")[0] for line in found(hand)] == ["pool p1: depth"]
+    hand.close()
 
 
 @pytest.mark.parametrize("policy", ["drr", "fifo"])
@@ -271,3 +292,18 @@ def test_no_server_and_no_group_are_one_sentence(valkey: ValkeyProcess) -> None:
     unknown = Commands(valkey.url, unique_group())("doctor")
     assert (unknown.code, unknown.out) == (TROUBLE, "")
     assert unknown.err.endswith("has no configuration; run: dispatch config apply FILE\n")
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("config", "show"), ("pools", "pause", "default", "--json")])
+def test_a_silent_server_is_told_within_three_seconds(start_valkey, words: tuple[str, ...]) -> None:
+    server = start_valkey()
+    server.pause()
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "dispatch", *words, "--url", server.url],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False,
+    )  # fmt: skip
+    assert time.monotonic() - started < 3
+    assert (done.returncode, done.stdout) == (TROUBLE, "")
+    assert done.stderr.endswith("does not answer: it took too long\n")
+    assert done.stderr.count("\n") == 1

@@ -7,8 +7,9 @@ import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dispatch.fabric import functions as f
 from dispatch.fabric import records as r

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from dispatch.fabric import records as r
 from tests.model.bench import TwinBench, document, submission

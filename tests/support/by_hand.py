@@ -11,7 +11,7 @@ import msgspec
 
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Heartbeat, Lease, Outcome, Settlement, Submission
-from dispatch.fabric.schema import key
+from dispatch.fabric.schema import LIMITS, key
 from dispatch.fabric.sync import BlockingConnection
 from tests.support.producing import eye
 
@@ -59,13 +59,13 @@ class ByHand:
         return str(self.run(f.request_submit(submission)).reason)
 
     def claim(self, want: int, gateway: str = "g") -> list[Lease]:
-        """Claim until nothing more comes at once."""
+        """Claim `want` leases, or as many as there are, in as many calls as that takes."""
         leases: list[Lease] = []
         while True:
-            call = f.lease_claim(gateway, f"{gateway}/1", nonce=uuid.uuid4().hex, want=want - len(leases))
-            claim = self.run(call)
+            part = min(want - len(leases), LIMITS["claim_max"])
+            claim = self.run(f.lease_claim(gateway, f"{gateway}/1", nonce=uuid.uuid4().hex, want=part))
             leases += claim.leases
-            if not claim.again:
+            if len(leases) == want or (len(claim.leases) < part and not claim.again):
                 return leases
 
     def settle(self, leases: Iterable[Lease], *, outcome: Outcome = Outcome.SUCCEEDED, gateway: str = "g") -> None:
