@@ -20,13 +20,22 @@ LOAD_COMMAND = "dispatch scripts load"
 """What an operator runs when the library on the server is missing or another one."""
 
 
+def load_command(server: str = "") -> str:
+    """Return the command that loads the library on `server` (a URL; "" = wherever the command goes by itself)."""
+    return f"{LOAD_COMMAND} --url {server}" if server else LOAD_COMMAND
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFault:
-    """An error reply: its first word, the text behind it, and the function called (no prefix; "" = a plain command)."""
+    """An error reply: its first word, the text behind it, and the function called (no prefix; "" = a plain command).
+
+    `server` is who said it, as a URL without its password; "" = not known.
+    """
 
     code: str
     text: str
     function: str = ""
+    server: str = ""
 
 
 def to_error(fault: ServerFault, library: Library | None = None) -> DispatchError:
@@ -42,7 +51,7 @@ def to_error(fault: ServerFault, library: Library | None = None) -> DispatchErro
         line = int(found["run"] or found["load"])
         return _script_fault(fault, line, library or current_library())
     if fault.text.startswith("Function not found"):
-        return LibraryProblem(f"function {fault.function!r} is not on the server; run: {LOAD_COMMAND}")
+        return LibraryProblem(f"function {fault.function!r} is not on the server; run: {load_command(fault.server)}")
     if fault.text.startswith("DB index is out of range"):
         return ConfigurationError("the Valkey URL names a database that the server does not have")
     return FabricError(f"Valkey answered: {fault.code} {fault.text}")

@@ -258,6 +258,6 @@ def _read(error: glide.GlideError, address: Address, function: str = "") -> Disp
     if found := _SERVER_ERROR.match(text):
         code = found["code"] or _CODES.get(found["kind"], found["kind"])
         rest = (found["text"] or "").replace(_NO_TEXT, "")
-        return to_error(ServerFault(code, rest, function))
+        return to_error(ServerFault(code, rest, function, str(address)))
     reason = "it took too long" if text == "timed out" else text
     return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")

@@ -51,7 +51,7 @@ def read_error(error: Exception, address: Address | str, function: str = "") -> 
     if code is None and isinstance(error, exceptions.ResponseError):
         code, _, text = text.partition(" ")
     if code is not None:
-        return to_error(ServerFault(code, text, function))
+        return to_error(ServerFault(code, text, function, str(address)))
     timed_out = isinstance(error, exceptions.TimeoutError)
     reason = "it took too long" if timed_out else plain_reason(error)
     return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")
