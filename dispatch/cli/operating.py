@@ -18,8 +18,8 @@ from dispatch.fabric.schema import check_group
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
 
-TIMEOUT_S = 1.5
-"""How long a server may take for one answer: a person waits."""
+TIMEOUT_S = 1.0
+"""How long a server may take for one answer: a person waits, and a command may need a second to start."""
 
 REFUSED, TROUBLE = 1, 2
 """Exit codes: the answer is no (each command says of what); no answer, or something is wrong with the call itself."""
