@@ -128,7 +128,7 @@ def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 
 
-def fabric_audit(part: str, *, cursor: str = "", limit: int = 500, subject: str = "") -> FunctionCall[Any]:
+def fabric_audit(part: str, *, cursor: str = "", limit: int = 200, subject: str = "") -> FunctionCall[Any]:
     """Hold stored counters against the structures: group, pools, endpoints, entries (`subject` = pool), leases."""
     return FunctionCall("fabric_audit", [part, cursor, limit, subject], msgspec.json.decode, read_only=True)
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
-from dispatch.fabric.library import join_library
-from dispatch.fabric.schema import lua_root
+from tests.support.broken_library import load_broken
 from tests.support.fleet import Fleet
 from tests.support.valkey import ValkeyProcess
 
@@ -144,18 +142,8 @@ def broken(
     tmp_path: Path, start_valkey: Callable[..., ValkeyProcess], file: str, rule: tuple[str, str]
 ) -> ValkeyProcess:
     """Start a server whose library has one line of `file` replaced."""
-    folder = tmp_path / "lua"
-    for source in lua_root().rglob("*"):
-        if source.suffix in {".lua", ".toml"}:
-            copy = folder / source.relative_to(lua_root())
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(source.read_text("utf-8"), "utf-8")
-    text = (folder / file).read_text("utf-8")
-    assert text.count(rule[0]) == 1, "the rule stands elsewhere now"
-    (folder / file).write_text(text.replace(*rule), "utf-8")
     server = start_valkey(library=False)
-    with redis.Redis(host="127.0.0.1", port=server.port) as client:
-        client.function_load(join_library(folder).text)
+    load_broken(server, tmp_path / "lua", {file: [rule]})
     return server
 
 
