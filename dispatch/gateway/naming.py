@@ -10,12 +10,13 @@ import structlog
 
 from dispatch.errors import ConfigurationError
 from dispatch.fabric import functions
+from dispatch.fabric.schema import LIMITS
 from dispatch.gateway.identity import Identity
 from dispatch.gateway.link import Link
 
 log = structlog.get_logger(__name__)
 
-_PAGE = 500
+_PAGE = LIMITS["snapshot_page_max"]
 _LOOK_S = 0.25
 _BEATS = 1.5  # heartbeats in which a process that lives is surely heard of
 
