@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dispatch.fabric.schema import LIMITS
 from scripts.bench.line import Line
 from scripts.bench.server import BenchServer, bench_server
 
@@ -156,7 +157,7 @@ def beside_capped(server: BenchServer, capped: int, effort: Effort) -> Line:
     for at in range(min(capped, 996)):
         line.fill(f"c{at}", 2)
     while capped and len(line.held) < min(capped, 996):
-        line.claim(256)
+        line.claim(LIMITS["claim_max"])
     line.held.clear()
     for pool in pools[:1000][-4:]:
         line.fill(str(pool["pool_id"]), effort.supply)

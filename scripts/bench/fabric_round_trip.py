@@ -82,7 +82,8 @@ def measure(server: BenchServer, rounds: int, seconds: float) -> dict[str, objec
     server.client.flushdb()
     server.configure(GROUP, document)
     say("starting the gateway process")
-    gateway = subprocess.Popen([sys.executable, "-m", "scripts.bench.fabric_round_trip", "--gateway", server.url])
+    command = [sys.executable, "-m", "scripts.bench.fabric_round_trip", "--gateway", server.url]
+    gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # where its log goes
     try:
         samples = anyio.run(produce, server, rounds, seconds, backend_options={"use_uvloop": True})
     finally:
