@@ -207,9 +207,9 @@ async def test_a_signal_while_it_starts_ends_it_at_once(start_valkey: Callable[.
     gateway = GatewayProcess(server.url, "g", endpoint_url="http://127.0.0.1:9/v1")
     try:
         gateway.launch()
-        await until(lambda: _listens(gateway), within_s=10)
+        await until(lambda: _listens(gateway), within_s=20)
         gateway.signal(signal.SIGTERM)
-        assert await gateway.ended(3) == 0
+        assert await gateway.ended(4.5) == 0
         assert "Traceback" not in gateway.stderr
     finally:
         gateway.close()

@@ -365,6 +365,9 @@ def run(valkey: ValkeyProcess, *, examples: int, steps: int) -> Counter[str]:
     return met
 
 
+ALWAYS = {"ending succeeded", "ending cancelled", "ending expired", "keys", "tombstones"}
+"""Met by any two hundred histories. Which of the others a short run meets is chance; a long one meets all."""
+
 COMMON = {
     "a capped pool", "a holder", "a paused pool", "a second attempt", "debt", "grace", "kept pools", "keys",
     "several pools wait for an endpoint", "tags of idle keys", "tombstones", "virtual rounds", "ending succeeded",
@@ -376,7 +379,7 @@ RARE = {"a pass over several calls", "ending dead", "ending reply_dropped"}
 @pytest.mark.timeout(300)
 def test_server_and_twin_agree_on_short_histories(valkey: ValkeyProcess) -> None:
     met = run(valkey, examples=250, steps=50)
-    assert set(met) >= COMMON
+    assert set(met) >= ALWAYS
 
 
 @pytest.mark.long
