@@ -234,10 +234,11 @@ function rotation.gained_work(step, pool)
   local record = pool.record
   if record.place == "idle" then
     rotation.enter(step, pool)
-  elseif fifo(step) and record.returned > 0 then
-    -- A request that was given back may be older than the head that ranked the pool.
+  elseif fifo(step) and (record.returned > 0 or queue.mixed(pool)) then
+    -- A request that was given back may be older than the head that ranked the pool; a better level or another key may
+    -- make a younger one the head.
     if record.place == "line" then
-      server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+      server.call("ZADD", line_key(step), "LT", rank(step, pool), pool.name)
     elseif on_endpoint(record) then
       -- It may be older than the holder's, too: with room it does not wait for the holder's turn to end.
       local endpoint = endpoints.get(step, pool.config.endpoint)
@@ -260,11 +261,12 @@ function rotation.rerank(step, pool, head)
   return true
 end
 
--- Policy fifo: the pool's head may be another, though it was not visited.
+-- Policy fifo: the pool's head may be another, though it was not visited. In the line it is only moved to the front: a
+-- younger head is found at the visit, which passes the endpoint's turn on as well.
 local function head_changed(step, pool)
   if not fifo(step) then return end
   if pool.record.place == "line" then
-    server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+    server.call("ZADD", line_key(step), "LT", rank(step, pool), pool.name)
   elseif on_endpoint(pool.record) then
     server.call("ZADD", keys.of(step.root, "waiting", pool.config.endpoint), rank(step, pool), pool.name)
   end

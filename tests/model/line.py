@@ -167,8 +167,13 @@ def end_visit(group: Group, pool: Pool) -> None:
 
 
 def head_changed(group: Group, pool: Pool) -> None:
-    """Rank the pool anew: its head is another, but it was not visited."""
-    if group.fifo and pool.place != "idle":
+    """Rank the pool anew: its head is another, but it was not visited.
+
+    In the line it is only moved forward: a younger head is found at the visit, which passes the endpoint's turn on.
+    """
+    if group.fifo and pool.place == "line":
+        pool.arrival = min(arrival(pool), pool.arrival or 0)
+    elif group.fifo and pool.place == "parked":
         pool.arrival = arrival(pool)
 
 
@@ -176,8 +181,9 @@ def gained_work(group: Group, pool: Pool) -> None:
     """Place a pool in which a request began to wait."""
     if pool.place == "idle":
         enter(group, pool)
-    elif group.fifo and pool.returned:
-        # What was given back may be older than the entry that ranked the pool, and older than the holder's.
+    elif group.fifo and (pool.returned or flows.mixed(pool)):
+        # What was given back may be older than the entry that ranked the pool, and older than the holder's; a better
+        # level or another key may make a younger one the head.
         head_changed(group, pool)
         if pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
             come_back(group, pool)

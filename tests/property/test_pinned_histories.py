@@ -326,3 +326,27 @@ def test_fifo_parked_pool_whose_better_level_was_cancelled_is_ranked_by_what_is_
     settle(history)
     history.claim("g0", 1)
     assert launched(history) == ["a"]
+
+
+def test_fifo_parked_pool_that_gets_a_younger_head_does_not_overtake(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}}
+    history.configure(document(pools, policy="fifo", endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "a", 1, 1)
+    submit(history, "b", 1)
+    history.claim("g0", 2)  # both are parked: a in front
+    history.submit(replace(submission("young", "a", 1, "u"), priority=0))
+    settle(history)
+    history.claim("g0", 1)
+    assert launched(history) == ["b"]
+
+
+def test_fifo_holder_that_gets_a_younger_head_does_not_overtake(history: History) -> None:
+    pools = {"a": {"endpoint": "e"}, "b": {"endpoint": "e"}}
+    history.configure(document(pools, policy="fifo", endpoints={"default": {}, "e": {"max_concurrent": 1}}))
+    submit(history, "a", 1, 1)
+    submit(history, "b", 1)
+    history.claim("g0", 2)
+    settle(history)  # a comes back alone
+    history.submit(replace(submission("young", "a", 1, "u"), priority=0))
+    history.claim("g0", 1)
+    assert launched(history) == ["b"]
