@@ -89,6 +89,18 @@ class BlockingConnection:
             pipeline.execute_command("PEXPIRE", replies_key, replies_ms)
             pipeline.execute()
 
+    def renew_alive(self, alive_key: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> bool:
+        """Renew the expiry of a producer's marker and reply list; returns whether the marker was there.
+
+        Writes nothing, so a server whose memory is full does it, too.
+        """
+        with redis_errors(self.address):
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.execute_command("PEXPIRE", alive_key, alive_ms)
+            pipeline.execute_command("PEXPIRE", replies_key, replies_ms)
+            found, _ = pipeline.execute()
+        return bool(found)
+
     def push_token(self, key: str) -> None:
         """Hand a wake token on."""
         self._command("RPUSH", key, 1)

@@ -32,6 +32,10 @@ class Beat(Protocol):
         """Write the liveness marker and renew the expiry of the reply list."""
         ...
 
+    def renew_alive(self, alive_key: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> bool:
+        """Renew the expiry of both; returns whether the marker was there."""
+        ...
+
     def close(self) -> None:
         """Close the connection."""
         ...
@@ -104,15 +108,14 @@ class Liveness:
             self._stopped.set()
             self._listener.taken_over()
             return
-        beat.keep_alive(
-            session.alive_key,
-            session.session_id,
-            session.replies_key,
-            alive_ms=session.liveness_ms,
-            replies_ms=session.replies_ttl_ms,
-        )
+        times = {"alive_ms": session.liveness_ms, "replies_ms": session.replies_ttl_ms}
+        # The marker is written only when it is missing: a server whose memory is full takes no write.
+        there = owner is not None and beat.renew_alive(session.alive_key, session.replies_key, **times)
+        if not there:
+            beat.keep_alive(session.alive_key, session.session_id, session.replies_key, **times)
         now = time.monotonic()
-        lapsed = now - self.last_beat > session.liveness_ms / 1000
+        # A marker can be missing without a pause on our side: evicted, deleted, or lost with a server.
+        lapsed = not there or now - self.last_beat > session.liveness_ms / 1000
         self.last_beat = now
         if lapsed:
             self._listener.lapsed()

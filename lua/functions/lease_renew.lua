@@ -31,7 +31,8 @@ local function review(step, held)
   local ends = leases.ends(step, ids)
   local grace = producers.in_grace(step)
   for index, lease in ipairs(held) do
-    local current = ends[index] and (ends[index] >= step.now or grace) and requests.get(step, lease.id)
+    local ended = ends[index] and ends[index] < step.now and not grace
+    local current = not ended and requests.get(step, lease.id)
     if not current or current.state ~= "leased" or current.fence ~= lease.fence then
       lost[#lost + 1] = lease.id
     else

@@ -44,9 +44,10 @@ local function read_item(args, index)
 end
 
 -- Whether the gateway still holds the lease: same fence, and not run out (after an outage that is not held against it).
+-- A lease that is in no index was taken out by others: who takes it out here ends it in the same step.
 local function holds(step, gateway, item, request, lease_end)
   return request ~= nil and request.state == "leased" and request.gateway == gateway and request.fence == item.fence
-    and lease_end and (lease_end >= step.now or producers.in_grace(step))
+    and (not lease_end or lease_end >= step.now or producers.in_grace(step))
 end
 
 local function note_endpoint(step, request, item)

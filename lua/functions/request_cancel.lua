@@ -32,10 +32,10 @@ local function run(keys, args)
     return { "CANCELLING", request.gateway }
   end
   local pool = pools.get(step, request.pool)
-  queue.bury(step, pool, request.bytes)
+  if pool then queue.bury(step, pool, request.bytes) end
   local message = "cancelled by " .. actor .. (reason ~= "" and ": " .. reason or "")
   endings.finish(step, request, "cancelled", { error_type = "cancelled", error_message = message })
-  rotation.lost_work(step, pool)
+  if pool then rotation.lost_work(step, pool) end
   state.save(step)
   return { "CANCELLED", "" }
 end

@@ -55,10 +55,10 @@ function endpoints.park(step, endpoint, pool, rank)
   endpoint.record.waiting = endpoint.record.waiting + 1
 end
 
---- Take a pool out of the waiting ones. True if it stood there.
-function endpoints.unpark(step, endpoint, pool)
+--- Take the pool `name` out of the waiting ones. True if it stood there.
+function endpoints.unpark(step, endpoint, name)
   if endpoint.record.waiting == 0 then return false end
-  local removed = server.call("ZREM", keys.of(step.root, "waiting", endpoint.name), pool.name)
+  local removed = server.call("ZREM", keys.of(step.root, "waiting", endpoint.name), name)
   endpoint.record.waiting = endpoint.record.waiting - removed
   return removed == 1
 end

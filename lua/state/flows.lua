@@ -151,10 +151,19 @@ local function forget_passed(step, pool)
     - server.call("ZREMRANGEBYSCORE", idle_key(step, pool), "-inf", record.virtual_time)
 end
 
+-- The list's first was not the head that the record knows: somebody else wrote into the list. The head must go, or it
+-- would stand there uncounted and the list's last for ever behind it. What could be an entry keeps its place.
+local function remove_behind(list, first, head)
+  if entry.decode(first).seq > 0 then server.call("LPUSH", list, first) end
+  server.call("LREM", list, 1, head.text)
+end
+
 --- Remove the entry that was peeked. `units`: what its launch is charged; nil for a dead head, which costs nothing.
 function flows.pop(step, pool, head, units)
   local record = pool.record
-  server.call("LPOP", list_key(step, pool, head.flow, head.level))
+  local list = list_key(step, pool, head.flow, head.level)
+  local first = server.call("LPOP", list)
+  if first and first ~= head.text then remove_behind(list, first, head) end
   if head.seq > 0 then -- a foreign entry was never counted
     record.levels[head.level + 1] = record.levels[head.level + 1] - 1
   end
@@ -234,6 +243,22 @@ function flows.clear(step, pool)
   if record.keyed then server.call("DEL", live_key(step, pool)) end
   record.levels = { 0, 0, 0, 0 }
   return true
+end
+
+--- Count the entries of all lists anew. Not when the pool has so many keys that this would hold up the server.
+function flows.recount(step, pool)
+  local record, levels = pool.record, { 0, 0, 0, 0 }
+  local names = { flows.SHARED }
+  if record.keyed then
+    names = server.call("ZRANGE", live_key(step, pool), 0, CLEARED_KEYS_MAX)
+    if #names > CLEARED_KEYS_MAX then return end
+  end
+  for _, flow in ipairs(names) do
+    for level = 0, LEVELS - 1 do
+      levels[level + 1] = levels[level + 1] + server.call("LLEN", list_key(step, pool, flow, level))
+    end
+  end
+  record.levels = levels
 end
 
 --- Nothing waits in the pool any more: without a key whose tag still counts, it is as if it never saw one.

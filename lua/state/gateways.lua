@@ -19,12 +19,14 @@ function gateways.leave(step, name)
   step.group.sleepers[name] = nil
 end
 
---- Forget gateways whose entry has expired: they no longer wait for wake tokens. At most `limit` are looked at.
+--- Forget gateways whose entry has expired: they no longer wait for wake tokens. What they held goes as it is reaped;
+-- ids that nobody knows any more go with time. At most `limit` are looked at.
 function gateways.forget_expired(step, limit)
   for at, name in ipairs(server.call("SMEMBERS", keys.of(step.root, "gateways"))) do
     if at > limit then break end
     if server.call("EXISTS", keys.of(step.root, "gateway", name)) == 0 then
       server.call("SREM", keys.of(step.root, "gateways"), name)
+      server.call("PEXPIRE", keys.of(step.root, "holding", name), 10 * step.config.lease_ms)
       step.group.sleepers[name] = nil
     end
   end

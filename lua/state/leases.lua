@@ -45,20 +45,25 @@ function leases.ends(step, ids)
   return ends
 end
 
---- Renew leases by the full lease time.
+--- Renew leases by the full lease time. One that fell out of the index comes back to it: its request is the proof.
 function leases.renew(step, ids)
   in_chunks(ids, function(part)
     local scored = {}
     for at, id in ipairs(part) do
       scored[2 * at - 1], scored[2 * at] = step.now + step.config.lease_ms, id
     end
-    server.call("ZADD", keys.of(step.root, "leases"), "XX", unpack(scored))
+    server.call("ZADD", keys.of(step.root, "leases"), unpack(scored))
   end)
 end
 
 --- Ids whose lease has ended, at most `limit`.
 function leases.expired(step, limit)
   return server.call("ZRANGE", keys.of(step.root, "leases"), "-inf", "(" .. step.now, "BYSCORE", "LIMIT", 0, limit)
+end
+
+--- Ids of leases, the first `limit` to end.
+function leases.first(step, limit)
+  return server.call("ZRANGE", keys.of(step.root, "leases"), 0, limit - 1)
 end
 
 --- Forget a lease whose request is not there any more.

@@ -48,6 +48,24 @@ local function first_returned(step, pool)
   return text and entry.decode(text)
 end
 
+-- Where the first entry is to be found, decoded, or nil.
+local function find_first(step, pool)
+  local head = first_returned(step, pool)
+  -- Without keys the list's first may be the older one: a request was given back behind one that never left. With keys
+  -- what was given back goes first: its key has paid for it.
+  if not head or not pool.record.keyed then
+    local waiting = flows.first(step, pool)
+    if waiting and (not head or waiting.seq < head.seq) then head = waiting end
+  end
+  return head
+end
+
+-- Something waits and no entry is where the counts say: others wrote into the lists, so the counts may be wrong.
+local function recount(step, pool)
+  pool.record.returned = server.call("ZCARD", keys.of(step.root, "returned", pool.name))
+  flows.recount(step, pool)
+end
+
 --- The first entry, decoded (once a step), or nil when there is none. Lists are read only when the record does not
 -- know.
 function queue.peek(step, pool)
@@ -59,12 +77,10 @@ function queue.peek(step, pool)
     return pool.head
   end
   if queue.length(pool) == 0 then return nil end
-  local head = first_returned(step, pool)
-  -- Without keys the list's first may be the older one: a request was given back behind one that never left. With keys
-  -- what was given back goes first: its key has paid for it.
-  if not head or not record.keyed then
-    local waiting = flows.first(step, pool)
-    if waiting and (not head or waiting.seq < head.seq) then head = waiting end
+  local head = find_first(step, pool)
+  if not head and record.depth > 0 then
+    recount(step, pool)
+    head = find_first(step, pool)
   end
   if not head then return nil end
   record.head, record.head_flow, record.head_level = head.text, head.flow, head.level
@@ -79,7 +95,8 @@ function queue.drop_head(step, pool, head, units)
   if head.flow then
     flows.pop(step, pool, head, units)
   else
-    record.returned = record.returned - server.call("ZREM", keys.of(step.root, "returned", pool.name), head.text)
+    local removed = server.call("ZREM", keys.of(step.root, "returned", pool.name), head.text)
+    if head.seq > 0 then record.returned = record.returned - removed end -- a foreign entry was never counted
   end
 end
 

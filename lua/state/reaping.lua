@@ -23,18 +23,20 @@ end
 -- Returns lost, given back, expired, and whether the bound was reached.
 function reaping.reap_leases(step, limit)
   if producers.in_grace(step) then return 0, 0, 0, false end
-  local lost, returned, expired = 0, 0, 0
+  local lost, returned, expired, vanished = 0, 0, 0, false
   local ids = leases.expired(step, limit)
   for _, id in ipairs(ids) do
     local request = requests.get(step, id)
     if not request or request.state ~= "leased" then
       leases.forget(step, id)
+      if not request then requests.forget_deadline(step, id) end
+      vanished = true
     else
       local pool = pools.get(step, request.pool)
       leases.remove(step, request.gateway, { id })
       if request.cancel then
         end_lease(step, request, "cancelled", "cancelled by " .. request.cancel)
-      elseif pool.config.delivery ~= "at_least_once" then
+      elseif not pool or pool.config.delivery ~= "at_least_once" then
         end_lease(step, request, "lost", LOST)
         lost = lost + 1
       elseif step.now >= request.deadline_ms then
@@ -50,6 +52,7 @@ function reaping.reap_leases(step, limit)
       end
     end
   end
+  if vanished then slots.recount(step) end -- what they held stood in their requests
   return lost, returned, expired, #ids == limit
 end
 
@@ -65,10 +68,10 @@ function reaping.expire(step, limit)
       requests.forget_deadline(step, id)
     elseif request.state == "queued" then
       local pool = pools.get(step, request.pool)
-      queue.bury(step, pool, request.bytes)
+      if pool then queue.bury(step, pool, request.bytes) end
       endings.finish(step, request, "expired",
         { error_type = "expired", error_message = EXPIRED .. " while it waited" })
-      rotation.lost_work(step, pool)
+      if pool then rotation.lost_work(step, pool) end
       ended = ended + 1
     elseif step.now >= request.deadline_ms + step.config.lease_ms then
       leases.remove(step, request.gateway, { id })

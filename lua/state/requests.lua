@@ -9,9 +9,11 @@ local schema = require("schema")
 
 local requests = {}
 
+-- One that cannot be read is as good as none: it must not stop the call that meets it, which serves others, too.
 local function unpack_request(id, found)
   if not found[1] or not found[2] then return nil end
-  local request = cmsgpack.unpack(found[2])
+  local readable, request = pcall(cmsgpack.unpack, found[2])
+  if not readable or type(request) ~= "table" or not request.pool or not request.seq then return nil end
   request.id, request.state, request.envelope, request.cancel = id, found[1], found[3], found[4]
   request.ending, request.body = found[5], found[6]
   return request
@@ -124,9 +126,10 @@ function requests.postpone_deadline(step, request)
   server.call("ZADD", keys.of(step.root, "deadlines"), request.deadline_ms + step.config.lease_ms, request.id)
 end
 
---- Forget the deadline of a request that is not there any more.
+--- Forget the deadline of a request that is not there any more, and let what cannot be read of it expire.
 function requests.forget_deadline(step, id)
   server.call("ZREM", keys.of(step.root, "deadlines"), id)
+  server.call("PEXPIRE", keys.of(step.root, "request", id), step.config.retention_ms, "NX")
 end
 
 return requests

@@ -100,16 +100,19 @@ function rotation.use_room(step, endpoint)
   local waiting_key = keys.of(step.root, "waiting", endpoint.name)
   for _, name in ipairs(server.call("ZRANGE", waiting_key, "-inf", "(0", "BYSCORE")) do
     local pool = pools.get(step, name)
-    endpoints.unpark(step, endpoint, pool)
-    rotation.come_back(step, pool)
+    endpoints.unpark(step, endpoint, name)
+    if pool then rotation.come_back(step, pool) end
   end
-  if endpoint.record.holder then return end
-  local name = endpoints.waiting(step, endpoint, 1)[1]
-  if not name then return end
-  local pool = pools.get(step, name)
-  endpoints.unpark(step, endpoint, pool)
-  endpoint.record.holder = name
-  rotation.come_back(step, pool)
+  while not endpoint.record.holder do
+    local name = endpoints.waiting(step, endpoint, 1)[1]
+    if not name then return end
+    local pool = pools.get(step, name)
+    endpoints.unpark(step, endpoint, name)
+    if pool then
+      endpoint.record.holder = name
+      rotation.come_back(step, pool)
+    end
+  end
 end
 
 -- The pool's turn on its endpoint is over: the next waiting one may come.
@@ -142,7 +145,7 @@ function rotation.leave(step, pool)
     server.call("ZREM", line_key(step), pool.name)
     drr.collect(record, pool.config.quantum, step.group.round)
   elseif on_endpoint(record) then
-    endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
+    endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool.name)
   end
   drr.drop_credit(record)
   queue.rest(step, pool)
@@ -200,11 +203,15 @@ function rotation.close_pass(step, lowest_turn)
   restart_pass(step)
 end
 
---- The pool to visit, and its rank; nil when the line is empty.
+--- The pool to visit, and its rank; nil when the line is empty. A name without a pool holds up all others, so it goes.
 function rotation.first(step)
-  local found = server.call("ZRANGE", line_key(step), 0, 0, "WITHSCORES")
-  if not found[1] then return nil end
-  return pools.get(step, found[1]), tonumber(found[2])
+  while true do
+    local found = server.call("ZRANGE", line_key(step), 0, 0, "WITHSCORES")
+    if not found[1] then return nil end
+    local pool = pools.get(step, found[1])
+    if pool then return pool, tonumber(found[2]) end
+    server.call("ZREM", line_key(step), found[1])
+  end
 end
 
 --- Whether anybody stands in the line.
@@ -212,10 +219,21 @@ function rotation.anyone(step)
   return server.call("EXISTS", line_key(step)) == 1
 end
 
---- The first pool of the kept list, or nil.
+--- The first pool of the kept list, or nil. A name without a pool goes.
 function rotation.first_kept(step)
   if step.group.kept == 0 then return nil end
-  return pools.get(step, server.call("LINDEX", keys.of(step.root, "kept"), 0))
+  local key = keys.of(step.root, "kept")
+  while true do
+    local name = server.call("LINDEX", key, 0)
+    if not name then
+      step.group.kept = 0
+      return nil
+    end
+    local pool = pools.get(step, name)
+    if pool then return pool end
+    server.call("LPOP", key)
+    step.group.kept = server.call("LLEN", key)
+  end
 end
 
 --- The first pool of the kept list was served or does not belong there: to its end, or out.
@@ -242,7 +260,7 @@ function rotation.gained_work(step, pool)
     elseif on_endpoint(record) then
       -- It may be older than the holder's, too: with room it does not wait for the holder's turn to end.
       local endpoint = endpoints.get(step, pool.config.endpoint)
-      endpoints.unpark(step, endpoint, pool)
+      endpoints.unpark(step, endpoint, pool.name)
       if endpoints.block_reason(endpoint) then
         endpoints.park(step, endpoint, pool, waiting_rank(step, pool))
       else
@@ -328,7 +346,7 @@ end
 --- Take the pool out of every structure it could stand in, whatever its record says; its credit stays. For a repair.
 function rotation.take_out(step, pool)
   for _, line in ipairs({ "rotation", "heads" }) do server.call("ZREM", keys.of(step.root, line), pool.name) end
-  endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool)
+  endpoints.unpark(step, endpoints.get(step, pool.config.endpoint), pool.name)
   rotation.strike(step, pool)
   pool.record.kept = false
 end
@@ -356,7 +374,7 @@ function rotation.lift(step, pool, old_endpoint, old_policy)
     server.call("ZREM", keys.of(step.root, old_policy == "fifo" and "heads" or "rotation"), pool.name)
     drr.collect(record, pool.config.quantum, step.group.round)
   elseif on_endpoint(record) then
-    endpoints.unpark(step, endpoints.get(step, old_endpoint), pool)
+    endpoints.unpark(step, endpoints.get(step, old_endpoint), pool.name)
   end
   local endpoint = endpoints.get(step, old_endpoint)
   if endpoint.record.holder == pool.name then endpoint.record.holder = nil end

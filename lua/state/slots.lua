@@ -1,7 +1,10 @@
 --- Taking and freeing the slots of pool, endpoint and group together, so that they cannot drift apart.
 local endpoints = require("state.endpoints")
+local group = require("state.group")
+local leases = require("state.leases")
 local pools = require("state.pools")
 local queue = require("state.queue")
+local requests = require("state.requests")
 local rotation = require("state.rotation")
 
 local slots = {}
@@ -28,6 +31,40 @@ function slots.free(step, request)
   else
     rotation.use_room(step, endpoint)
   end
+end
+
+-- More leases than this would hold up the server; their counts are left to an audit.
+local RECOUNTED_MAX = 2000
+
+local function free_some(step, pool, in_flight)
+  if pool.record.in_flight == in_flight then return end
+  pool.record.in_flight = in_flight
+  rotation.freed_slot(step, pool, endpoints.get(step, pool.config.endpoint), true)
+end
+
+--- Count the running requests of group, endpoints and pools anew, from the leases. For the case that a request vanished
+-- while it ran: nobody knows any more which slots it held.
+function slots.recount(step)
+  local ids = leases.first(step, RECOUNTED_MAX + 1)
+  if #ids > RECOUNTED_MAX then return end
+  local by_pool, by_endpoint = {}, {}
+  for _, id in ipairs(ids) do
+    local request = requests.get(step, id)
+    if request and request.state == "leased" then
+      by_pool[request.pool] = (by_pool[request.pool] or 0) + 1
+      by_endpoint[request.endpoint] = (by_endpoint[request.endpoint] or 0) + 1
+    end
+  end
+  local details = group.details(step.root)
+  step.group.in_flight = #ids
+  for _, name in ipairs(details.endpoints) do
+    endpoints.get(step, name).record.in_flight = by_endpoint[name] or 0
+  end
+  for _, name in ipairs(details.pools) do
+    local pool = pools.get(step, name)
+    if pool then free_some(step, pool, by_pool[name] or 0) end
+  end
+  for _, name in ipairs(details.endpoints) do rotation.use_room(step, endpoints.get(step, name)) end
 end
 
 --- A leased request goes back to where it stood in its pool.

@@ -12,13 +12,15 @@ from dispatch.producer.options import ClientOptions
 from dispatch.producer.session import Session
 
 TTL_MS = 150
+SESSION = Session.begin(ClientOptions(fabric_group="g", producer_id="p", liveness_ms=TTL_MS))
 
 
 class FakeBeat:
     """A blocking connection that notes signs of life; `error` is raised instead."""
 
     def __init__(self) -> None:
-        self.owner: bytes | None = None
+        self.owner: bytes | None = SESSION.session_id.encode()  # the client gives the first sign itself
+        self.writes = 0
         self.signs = 0
         self.error: Exception | None = None
         self.closed = threading.Event()
@@ -29,13 +31,19 @@ class FakeBeat:
             raise self.error
         return self.owner
 
-    def keep_alive(self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> None:
+    def renew_alive(self, alive_key: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> bool:
         assert (alive_key, replies_key) == ("{g}:key:llm:producer:p:alive", "{g}:list:llm:replies:p")
         assert (alive_ms, replies_ms) == (TTL_MS, 300_000)
         with self.given:
-            self.owner = session.encode()
-            self.signs += 1
-            self.given.notify_all()
+            if self.owner is not None:
+                self.signs += 1
+                self.given.notify_all()
+            return self.owner is not None
+
+    def keep_alive(self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int) -> None:
+        self.owner = session.encode()
+        self.writes += 1
+        assert self.renew_alive(alive_key, replies_key, alive_ms=alive_ms, replies_ms=replies_ms)
 
     def close(self) -> None:
         self.closed.set()
@@ -51,10 +59,9 @@ def beat() -> FakeBeat:
 
 
 def started(beat: FakeBeat, connect: Callable[[], FakeBeat] | None = None) -> tuple[Liveness, list[str]]:
-    session = Session.begin(ClientOptions(fabric_group="g", producer_id="p", liveness_ms=TTL_MS))
     told: list[str] = []
     listener = Listener(lapsed=lambda: told.append("lapsed"), taken_over=lambda: told.append("taken over"))
-    liveness = Liveness(session, connect or (lambda: beat), listener)
+    liveness = Liveness(SESSION, connect or (lambda: beat), listener)
     liveness.start()
     return liveness, told
 
@@ -68,7 +75,21 @@ def test_signs_are_given_until_it_is_stopped(beat: FakeBeat) -> None:
     signs = beat.signs
     time.sleep(TTL_MS / 1000)
     assert beat.signs == signs
+    assert beat.writes == 0
     assert told == []
+
+
+def test_a_marker_that_vanished_is_written_again_and_the_gap_is_told(beat: FakeBeat) -> None:
+    liveness, told = started(beat)
+    beat.wait_for(1)
+    with beat.given:
+        beat.owner = None
+    beat.wait_for(beat.signs + 2)
+    liveness.stop()
+    liveness.join()
+    assert beat.owner == SESSION.session_id.encode()
+    assert beat.writes == 1
+    assert told == ["lapsed"]
 
 
 @pytest.mark.parametrize("error", [FabricUnavailable("away"), RuntimeError("a bug"), OSError("no socket")])
