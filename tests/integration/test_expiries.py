@@ -16,7 +16,8 @@ from tests.support.valkey import ValkeyProcess
 
 LARGE = b"x" * 10_000
 STRUCTURE = (
-    "hash:llm:group", "hash:llm:pool:", "hash:llm:endpoint:", "stream:", "zset:llm:", "list:llm:wake", "set:llm:gateways",
+    "hash:llm:group", "hash:llm:pool:", "hash:llm:endpoint:", "stream:", "zset:llm:", "list:llm:wake",
+    "set:llm:gateways",
 )  # fmt: skip
 """What a group is made of, and what is bounded by itself."""
 
