@@ -18,14 +18,24 @@ DispatchError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dispatch.contract.reply import Reply
 
 
 class DispatchError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own way calls the class with `args`, which are its text, whatever its parameters are.
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[DispatchError], args: tuple[Any, ...], state: dict[str, Any]) -> DispatchError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(DispatchError):

@@ -7,7 +7,7 @@ import time
 import anyio
 import structlog
 
-from dispatch.errors import FabricError, FabricUnavailable
+from dispatch.errors import FabricError, FabricUnavailable, LibraryProblem
 from dispatch.fabric import functions
 from dispatch.fabric.connection import Connection
 from dispatch.producer.inbox import Inbox
@@ -25,6 +25,9 @@ REPLY_DUE_S = 10.0
 """How long the reply of a cancelled request is looked for, to take it out of the list."""
 
 _RETRY_S = 0.1
+
+_PASSING = (FabricUnavailable, LibraryProblem)
+"""What may be over in a moment: the server is away, or its library is being loaded."""
 
 
 class Farewell:
@@ -53,7 +56,7 @@ class Farewell:
         while True:
             call = functions.request_cancel(request_id, actor=self._session.producer_id, reason=reason)
             answer = await self._pipeline.enter(call).answer.wait()
-            if isinstance(answer, FabricUnavailable):
+            if isinstance(answer, _PASSING):
                 await anyio.sleep(_RETRY_S)
                 continue
             if isinstance(answer, Exception):
@@ -67,7 +70,7 @@ class Farewell:
         while True:
             try:
                 answer = await self._connection.run(self._session.group, state_of(errand.request_id))
-            except FabricUnavailable:
+            except _PASSING:
                 await anyio.sleep(_RETRY_S)
             except FabricError as error:
                 _log.warning("request_not_cancelled", request_id=errand.request_id, reason=str(error))
