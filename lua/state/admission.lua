@@ -176,6 +176,7 @@ function admission.claim(step, claim, want)
       visit(step, pool, claim, budget)
     end
   end
+  if blocked then rotation.note_full(step) end
   leases.add(step, claim.gateway, claim.made)
   local again = want > 0 and not blocked and (budget.spent or budget.barren == 0) and #claim.made < want
   local satisfied = #claim.made == want

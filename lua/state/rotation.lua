@@ -214,6 +214,13 @@ function rotation.first(step)
   end
 end
 
+--- The group is full and somebody asked for more: the pool at the front waits for its cap, or for protected pools that
+-- the next free slot belongs to. Nothing moves and nothing is credited.
+function rotation.note_full(step)
+  local pool = rotation.first(step)
+  if pool then pools.skip(step, pool, step.group.kept > 0 and "protected" or "global_capacity") end
+end
+
 --- Whether anybody stands in the line.
 function rotation.anyone(step)
   return server.call("EXISTS", line_key(step)) == 1

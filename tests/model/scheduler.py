@@ -56,6 +56,8 @@ def claim(group: Group, claimant: Claimant, want: int, now: int) -> tuple[list[R
             _visit(call, pool)
         else:
             break
+    if full and (pool := line.front(group)):
+        line.skip(pool, "protected" if group.kept else "global_capacity")
     stopped = call.spent or not call.barren_left
     again = want > 0 and not full and stopped and len(call.made) < want
     if len(call.made) == want or again:

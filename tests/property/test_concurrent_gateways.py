@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dispatch.fabric.functions import fabric_snapshot
 from tests.support.broken_library import load_broken
 from tests.support.fleet import Fleet
 from tests.support.valkey import ValkeyProcess
@@ -196,3 +197,22 @@ def test_missing_protection_is_noticed(tmp_path: Path, start_valkey: Callable[..
         held += made
     assert "backfill" in launched
     fleet.close()
+
+
+def test_a_full_group_is_the_reason_of_the_pool_at_the_front(make: Make) -> None:
+    fleet = make({"kept": {"min_concurrent": 1}, "free": {}}, slots=2)
+    fleet.submit("free", [1] * 4)
+    held = fleet.claim(3)
+    assert reason_of(fleet, "free") == "global_capacity"
+    fleet.submit("kept", [1] * 2)
+    fleet.claim(1)
+    assert reason_of(fleet, "free") == "protected"
+    assert [lease.pool_id for lease in fleet.settle(held[:1], want=1)] == ["kept"]
+
+
+def reason_of(fleet: Fleet, pool: str) -> str:
+    """Return why the pool waits; its skip of that reason must have been counted."""
+    rows = {row["pool_id"]: row for row in fleet.connection.run(fleet.group, fabric_snapshot("pools"))["rows"]}
+    reason = str(rows[pool]["block_reason"])
+    assert rows[pool]["skips"][reason] >= 1
+    return reason
