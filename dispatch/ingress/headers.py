@@ -19,11 +19,9 @@ import msgspec
 
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import InvalidRequest
-from dispatch.producer.options import DEFAULT_POOL, PRIORITY_MAX, CallOptions
+from dispatch.producer.options import DEFAULT_POOL, METADATA_MAX_BYTES, METADATA_MAX_MEMBERS, PRIORITY_MAX, CallOptions
 
 TIMEOUT_MAX_MS = 3_600_000
-METADATA_MAX_BYTES = 8_192
-METADATA_MAX_MEMBERS = 64
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PRIORITY = re.compile(rb"[0-9]")

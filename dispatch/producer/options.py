@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+import msgspec
+
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import ConfigurationError, InvalidRequest
 from dispatch.fabric.schema import LIMITS
@@ -18,6 +20,10 @@ DEFAULT_POOL = "default"
 _TIMEOUT_MS_MAX = 2**31 - 1
 _UNITS_MAX = 2**31 - 1
 PRIORITY_MAX = LIMITS["priority_levels"] - 1
+METADATA_MAX_BYTES = 8_192
+"""Of a call's metadata as JSON. It stands in the record of its ending, with those of many others."""
+METADATA_MAX_MEMBERS = 64
+_INTEGER_MAX = 2**63 - 1
 
 ClientName = Literal["glide", "redis"]
 
@@ -115,15 +121,8 @@ class CallOptions:
                 message = f"{name} is {value!r}: a whole number from 1 to {limit} is allowed"
                 raise InvalidRequest(message, param=name, code="invalid_value")
         whole_units("cost", self.estimated_cost_units)
-        for name, item in self.metadata.items():
-            if not isinstance(name, str) or not isinstance(item, str | int | float | bool | None):
-                raise InvalidRequest(
-                    f"metadata {name!r} is {type(item).__name__}: only text, numbers, booleans and null are allowed",
-                    param=f"metadata.{name}",
-                    code="invalid_type",
-                )
-            if isinstance(item, float) and not math.isfinite(item):
-                raise InvalidRequest(f"metadata {name!r} is {item}: it must be finite", param=f"metadata.{name}")
+        if self.metadata:
+            _check_metadata(self.metadata)
 
 
 def timeout_ms(seconds: float | None) -> int | None:
@@ -167,6 +166,30 @@ def require_url(url: str) -> str:
     if not url:
         raise ConfigurationError("the Valkey URL is missing: DispatchClient('valkey://host:6379', fabric_group=...)")
     return url
+
+
+def _check_metadata(metadata: Mapping[str, Scalar]) -> None:
+    if len(metadata) > METADATA_MAX_MEMBERS:
+        raise _wrong_metadata(f"has {len(metadata)} members, at most {METADATA_MAX_MEMBERS} are allowed")
+    for name, item in metadata.items():
+        if not isinstance(name, str) or not isinstance(item, str | int | float | bool | None):
+            message = f"{name!r} is {type(item).__name__}: only text, numbers, booleans and null are allowed"
+            raise _wrong_metadata(message, name, code="invalid_type")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise _wrong_metadata(f"{name!r} is {item}: it must be finite", name)
+        if isinstance(item, int) and abs(item) > _INTEGER_MAX:
+            raise _wrong_metadata(f"{name!r} is an integer beyond 64 bits", name)
+    try:
+        size = len(msgspec.json.encode(metadata))
+    except UnicodeEncodeError:
+        raise _wrong_metadata("holds half a surrogate pair, which is no text") from None
+    if size > METADATA_MAX_BYTES:
+        raise _wrong_metadata(f"has {size} bytes as JSON, at most {METADATA_MAX_BYTES} are allowed")
+
+
+def _wrong_metadata(what: str, name: object = None, *, code: str = "invalid_value") -> InvalidRequest:
+    param = "metadata" if name is None else f"metadata.{name}"
+    return InvalidRequest(f"metadata {what}", param=param, code=code)
 
 
 def _check_text_name(kind: str, value: object) -> None:

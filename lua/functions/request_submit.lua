@@ -57,6 +57,10 @@ local function problem(request)
   if not request.bytes or request.bytes < 0 then
     return faults.texts.bad_argument("body_bytes", request.bytes, "a whole number from 0")
   end
+  if #request.envelope > schema.limits.envelope_max_bytes then
+    return faults.texts.bad_argument("envelope", #request.envelope .. " bytes",
+      "at most " .. schema.limits.envelope_max_bytes)
+  end
   if request.fairness_key ~= "" and not names.valid(request.fairness_key) then
     return faults.texts.bad_argument("fairness_key", request.fairness_key, names.ALLOWED)
   end

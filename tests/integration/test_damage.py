@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import redis
 
+from dispatch.errors import BadArgument
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Outcome
-from dispatch.fabric.schema import key
+from dispatch.fabric.schema import LIMITS, key
 from tests.support.by_hand import ByHand
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.leftovers import counters_above_zero, keys_without_expiry
@@ -197,3 +198,10 @@ def test_ids_that_a_dead_gateway_seems_to_hold_go_with_time(damaged: Damaged) ->
     damaged.reap()
     damaged.reap()
     assert damaged.keys.pttl(damaged.key("holding", gateway=name)) > 0
+
+
+def test_an_envelope_that_is_too_large_is_refused(damaged: Damaged) -> None:
+    limit = LIMITS["envelope_max_bytes"]
+    damaged.hand.submit(envelope=b"x" * limit)
+    with pytest.raises(BadArgument, match="envelope"):
+        damaged.hand.submit(envelope=b"x" * (limit + 1))

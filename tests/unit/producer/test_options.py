@@ -48,6 +48,28 @@ def test_wrong_call_options_are_refused(options: dict[str, Any]) -> None:
         CallOptions(**options)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"k": "v" * 8_200}, "8208 bytes"),
+        ({"\u00e9" * 4_100: 1}, "bytes"),
+        ({str(number): number for number in range(65)}, "65 members"),
+        ({"k": 2**63}, "64 bits"),
+        ({"k": -(10**400)}, "64 bits"),
+        ({"k": "\ud800"}, "surrogate"),
+        ({"\ud800": 1}, "surrogate"),
+        ({"k": float("inf")}, "finite"),
+        ({"k": []}, "only text"),
+        ({1: "k"}, "only text"),
+    ],
+)
+def test_metadata_is_bounded_and_can_be_written(metadata: dict[Any, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        CallOptions(metadata=metadata)
+    assert str(caught.value.param).startswith("metadata")
+    CallOptions(metadata={str(number): "\u00e9\0" for number in range(64)} | {"0": 2**63 - 1, "1": None})
+
+
 def test_made_up_producer_ids_differ_and_name_the_process() -> None:
     assert made_up_producer_id() != made_up_producer_id()
     assert f"-{os.getpid()}-" in made_up_producer_id()
