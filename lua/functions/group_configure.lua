@@ -88,10 +88,15 @@ local function run(keys, args)
   if #problems == 0 then check_removed(step, details, document.pools, problems) end
   if #problems > 0 then return invalid(details.generation, problems) end
   local text = config.encode(document)
-  if text == details.document then return { "UNCHANGED", details.generation, details.actor, details.changed_ms } end
-
   local new = { group = document, pools = document.pools, endpoints = document.endpoints }
   local found = changes.between(placement.in_force(step, details), new, MAX_CHANGES)
+  -- The same text changes something when a pool or an endpoint was taken out past the library: it is made again.
+  if found.count == 0 then
+    if text == details.document then
+      return { "UNCHANGED", details.generation, details.actor, details.changed_ms }
+    end
+    changes.note_order(found)
+  end
   if check then return with_changes({ "VALID", details.generation, "", 0 }, found) end
 
   local generation = details.generation + 1

@@ -80,10 +80,12 @@ function changes.between(old, new, most)
   if old.group then compare(found, config.FIELDS.group, nil, old.group, new.group) end
   found.pools = compare_lists(found, "pools", old.pools, new.pools)
   found.endpoints = compare_lists(found, "endpoints", old.endpoints, new.endpoints)
-  if found.count == 0 and count(found) then
-    show(found, "order", "pools and endpoints as they stood", "another order")
-  end
   return found
+end
+
+--- No field differs and the documents do: say what else it can be.
+function changes.note_order(found)
+  if count(found) then show(found, "order", "pools and endpoints as they stood", "another order") end
 end
 
 return changes

@@ -20,7 +20,7 @@ function endpoints.get(step, name)
   endpoint = {
     name = name,
     config = found[1] and packed.read_config(found[1]) or {},
-    record = found[2] and cmsgpack.unpack(found[2]) or endpoints.new_record(),
+    record = packed.read_record(found[2]) or endpoints.new_record(),
   }
   step.endpoints[name] = endpoint
   return endpoint

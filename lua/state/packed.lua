@@ -16,4 +16,10 @@ function packed.read_config(text)
   return config
 end
 
+--- Unpack a record; nil when there is none or it cannot be read.
+function packed.read_record(text)
+  local readable, record = pcall(cmsgpack.unpack, text or "")
+  return readable and type(record) == "table" and next(record) and record or nil
+end
+
 return packed

@@ -23,7 +23,10 @@ function placement.in_force(step, details)
     local pool = pools.get(step, name)
     if pool then found.pools[#found.pools + 1] = pool.config end
   end
-  for at, name in ipairs(details.endpoints) do found.endpoints[at] = endpoints.get(step, name).config end
+  for _, name in ipairs(details.endpoints) do
+    local config = endpoints.get(step, name).config
+    if config.endpoint_id then found.endpoints[#found.endpoints + 1] = config end
+  end
   return found
 end
 

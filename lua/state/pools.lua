@@ -22,13 +22,15 @@ function pools.new_record()
   }
 end
 
---- The pool `name` as { name, config, record }, or nil when it is not configured. Loaded once a step.
+--- The pool `name` as { name, config, record }, or nil when it is not configured (or damaged: it must not stop a call
+-- that serves others, too). Loaded once a step.
 function pools.get(step, name)
   local pool = step.pools[name]
   if pool then return pool end
   local found = server.call("HMGET", keys.of(step.root, "pool", name), "config", "record")
-  if not found[2] then return nil end
-  pool = { name = name, config = packed.read_config(found[1]), record = cmsgpack.unpack(found[2]) }
+  local record = packed.read_record(found[2])
+  if not found[1] or not record then return nil end
+  pool = { name = name, config = packed.read_config(found[1]), record = record }
   step.pools[name] = pool
   return pool
 end

@@ -5,6 +5,7 @@
 -- endpoint, claim_nonce, attempt, units), the producer's `envelope`, and `body` if it is small. A large body has its
 -- own key.
 local keys = require("state.keys")
+local packed = require("state.packed")
 local schema = require("schema")
 
 local requests = {}
@@ -12,8 +13,8 @@ local requests = {}
 -- One that cannot be read is as good as none: it must not stop the call that meets it, which serves others, too.
 local function unpack_request(id, found)
   if not found[1] or not found[2] then return nil end
-  local readable, request = pcall(cmsgpack.unpack, found[2])
-  if not readable or type(request) ~= "table" or not request.pool or not request.seq then return nil end
+  local request = packed.read_record(found[2])
+  if not request or not request.pool or not request.seq then return nil end
   request.id, request.state, request.envelope, request.cancel = id, found[1], found[3], found[4]
   request.ending, request.body = found[5], found[6]
   return request

@@ -18,21 +18,6 @@ function slots.take(step, pool, endpoint, units)
   step.group.in_flight = step.group.in_flight + 1
 end
 
---- Free the slots a lease holds: those it names, whatever the config says by now.
-function slots.free(step, request)
-  local pool = pools.get(step, request.pool)
-  local endpoint = endpoints.get(step, request.endpoint)
-  local was_blocked = endpoints.block_reason(endpoint) ~= nil or (pool ~= nil and rotation.at_cap(pool))
-  step.group.in_flight = step.group.in_flight - 1
-  endpoint.record.in_flight = endpoint.record.in_flight - 1
-  if pool then
-    pool.record.in_flight = pool.record.in_flight - 1
-    rotation.freed_slot(step, pool, endpoint, was_blocked)
-  else
-    rotation.use_room(step, endpoint)
-  end
-end
-
 -- More leases than this would hold up the server; their counts are left to an audit.
 local RECOUNTED_MAX = 2000
 
@@ -47,16 +32,17 @@ end
 function slots.recount(step)
   local ids = leases.first(step, RECOUNTED_MAX + 1)
   if #ids > RECOUNTED_MAX then return end
-  local by_pool, by_endpoint = {}, {}
+  local by_pool, by_endpoint, running = {}, {}, 0
   for _, id in ipairs(ids) do
     local request = requests.get(step, id)
     if request and request.state == "leased" then
+      running = running + 1
       by_pool[request.pool] = (by_pool[request.pool] or 0) + 1
       by_endpoint[request.endpoint] = (by_endpoint[request.endpoint] or 0) + 1
     end
   end
   local details = group.details(step.root)
-  step.group.in_flight = #ids
+  step.group.in_flight = running
   for _, name in ipairs(details.endpoints) do
     endpoints.get(step, name).record.in_flight = by_endpoint[name] or 0
   end
@@ -65,6 +51,23 @@ function slots.recount(step)
     if pool then free_some(step, pool, by_pool[name] or 0) end
   end
   for _, name in ipairs(details.endpoints) do rotation.use_room(step, endpoints.get(step, name)) end
+end
+
+--- Free the slots a lease holds: those it names, whatever the config says by now.
+function slots.free(step, request)
+  local pool = pools.get(step, request.pool)
+  local endpoint = endpoints.get(step, request.endpoint)
+  local was_blocked = endpoints.block_reason(endpoint) ~= nil or (pool ~= nil and rotation.at_cap(pool))
+  step.group.in_flight = step.group.in_flight - 1
+  endpoint.record.in_flight = endpoint.record.in_flight - 1
+  if pool then pool.record.in_flight = pool.record.in_flight - 1 end
+  if math.min(step.group.in_flight, endpoint.record.in_flight, pool and pool.record.in_flight or 0) < 0 then
+    slots.recount(step) -- a record was lost and made again
+  elseif pool then
+    rotation.freed_slot(step, pool, endpoint, was_blocked)
+  else
+    rotation.use_room(step, endpoint)
+  end
 end
 
 --- A leased request goes back to where it stood in its pool.

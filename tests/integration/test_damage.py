@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -187,6 +188,29 @@ def test_a_pool_that_vanishes_takes_nobody_with_it(damaged: Damaged) -> None:
     endings: dict[str, Any] = {running: "lost", left: "cancelled", **dict.fromkeys(waiting, "expired")}
     assert damaged.endings() == endings
     assert [lease.request_id for lease in damaged.hand.claim(5)] == [other]
+
+
+@pytest.mark.parametrize("how", ["gone", "unreadable"])
+@pytest.mark.parametrize("name", ["pool", "endpoint"])
+def test_the_same_config_makes_a_pool_or_an_endpoint_again(damaged: Damaged, name: str, how: str) -> None:
+    damaged.hand.submit(count=2)
+    leases = damaged.hand.claim(2)
+    lost = damaged.key(name, **{name: "default"})
+    damaged.keys.delete(lost) if how == "gone" else damaged.keys.hset(lost, "record", b"\xc1")
+    [other] = damaged.hand.submit("other")
+    leases += damaged.hand.claim(1)
+    assert leases[2].request_id == other
+    current = damaged.hand.section("config")
+    document = json.dumps(current["document"]).encode()
+    call = f.group_configure(
+        document, expected_generation=current["generation"], actor="t", reason="", nonce=uuid.uuid4().hex
+    )
+    assert damaged.hand.run(call).status == ("UNCHANGED" if (name, how) == ("endpoint", "unreadable") else "APPLIED")
+    damaged.hand.settle(leases)
+    damaged.serves()
+    damaged.serves("other")
+    again = f.group_configure(document, expected_generation=99, actor="t", reason="", nonce=uuid.uuid4().hex)
+    assert damaged.hand.run(again).status == "CONFLICT"
 
 
 def test_ids_that_a_dead_gateway_seems_to_hold_go_with_time(damaged: Damaged) -> None:
