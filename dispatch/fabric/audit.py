@@ -31,7 +31,7 @@ class Difference:
     """One thing that is stored otherwise than counted: `kind` (group, pool, endpoint, lease), its name and the field.
 
     Fields are counters, or `standing` and `awake` (where a pool stands, and that it stands somewhere if anything waits
-    in it), `holder` (whose turn it is on an endpoint), `request` (what a lease is for).
+    in it), `holder` (whose turn it is on an endpoint), `request` (what a lease is for), `record` (a pool's, lost).
     """
 
     kind: str
@@ -42,8 +42,8 @@ class Difference:
 
     @property
     def repair(self) -> Repair | None:
-        """What puts it right; None = nothing has to: it goes by itself when its lease ends."""
-        if self.kind == "lease":
+        """What puts it right; None = no repair does: a lease goes when it ends, a lost pool comes with a config."""
+        if self.kind == "lease" or self.field == "record":
             return None
         if self.field in _OF_THE_PLACE:
             return Repair("placement", self.name)

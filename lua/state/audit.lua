@@ -46,8 +46,8 @@ function audit.pools(step, details, page)
   local rows = {}
   for at, name in ipairs(names) do
     local pool = pools.get(step, name)
-    local record = pool.record
-    rows[at] = {
+    local record = pool and pool.record
+    rows[at] = not pool and { name = name, stored = { record = "missing" }, counted = { record = "expected" } } or {
       name = name,
       stored = { entries = queue.length(pool), returned = record.returned, standing = told_standing(record),
         idle_keys = record.idle_keys or 0, awake = record.place ~= "idle", depth = record.depth, bytes = record.bytes,

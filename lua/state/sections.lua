@@ -16,8 +16,10 @@ local sections = {}
 -- A page of generations reads whole documents, so it ends after this many bytes of them.
 local GENERATION_BYTES_MAX = 2 * 1024 * 1024
 
+-- nil for a pool whose record was lost: an audit tells, and nothing is known of it.
 local function pool_row(step, name)
   local pool = pools.get(step, name)
+  if not pool then return nil end
   local config, record = pool.config, pool.record
   local row = {
     pool_id = name, display_name = config.display_name, quantum = config.quantum, enabled = config.enabled,
@@ -49,7 +51,7 @@ function sections.pools(step, details, cursor, limit, subject)
   end
   local names, next_cursor = pages.part(details.pools, cursor, limit)
   local rows = {}
-  for at, name in ipairs(names) do rows[at] = pool_row(step, name) end
+  for _, name in ipairs(names) do rows[#rows + 1] = pool_row(step, name) end
   return rows, next_cursor
 end
 

@@ -14,6 +14,7 @@ import redis
 
 from dispatch.errors import BadArgument
 from dispatch.fabric import functions as f
+from dispatch.fabric.audit import differences
 from dispatch.fabric.records import Outcome
 from dispatch.fabric.schema import LIMITS, key
 from tests.support.by_hand import ByHand
@@ -200,6 +201,10 @@ def test_the_same_config_makes_a_pool_or_an_endpoint_again(damaged: Damaged, nam
     [other] = damaged.hand.submit("other")
     leases += damaged.hand.claim(1)
     assert leases[2].request_id == other
+    missing = name == "pool"
+    assert [row["pool_id"] for row in damaged.hand.section("pools")["rows"]] == ["default", "other"][missing:]
+    told = [each for each in differences(damaged.hand.connection, damaged.hand.group) if each.field == "record"]
+    assert [(each.name, each.repair) for each in told] == ([("default", None)] if missing else [])
     current = damaged.hand.section("config")
     document = json.dumps(current["document"]).encode()
     call = f.group_configure(
