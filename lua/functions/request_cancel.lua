@@ -32,7 +32,7 @@ local function run(keys, args)
     return { "CANCELLING", request.gateway }
   end
   local pool = pools.get(step, request.pool)
-  if pool then queue.bury(step, pool, request.bytes) end
+  queue.bury(step, pool, request.bytes)
   local message = "cancelled by " .. actor .. (reason ~= "" and ": " .. reason or "")
   endings.finish(step, request, "cancelled", { error_type = "cancelled", error_message = message })
   if pool then rotation.lost_work(step, pool) end

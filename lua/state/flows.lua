@@ -245,6 +245,15 @@ function flows.clear(step, pool)
   return true
 end
 
+--- The pool's record was lost and begun anew: find out whether it has keys, and where their turns stand.
+function flows.restore(step, pool)
+  local record = pool.record
+  local lowest = server.call("ZRANGE", live_key(step, pool), 0, 0, "WITHSCORES")
+  local idle = flows.idle_count(step, pool)
+  if not lowest[1] and idle == 0 then return end
+  record.keyed, record.virtual_time, record.idle_keys = true, tonumber(lowest[2] or 0), idle
+end
+
 --- Count the entries of all lists anew. Not when the pool has so many keys that this would hold up the server.
 function flows.recount(step, pool)
   local record, levels = pool.record, { 0, 0, 0, 0 }

@@ -6,6 +6,7 @@ local group = require("state.group")
 local pools = require("state.pools")
 local queue = require("state.queue")
 local rotation = require("state.rotation")
+local slots = require("state.slots")
 local wake = require("state.wake")
 
 local placement = {}
@@ -71,10 +72,19 @@ end
 function placement.apply(step, old_config, details, document, changed)
   local everything = old_config.policy ~= step.config.policy or old_config.cost_max ~= step.config.cost_max
   local gone = apply_endpoints(step, details, document.endpoints, changed.endpoints)
-  local named, moved = {}, {}
+  local named, moved, restored = {}, {}, {}
+  local was_named = {}
+  for _, name in ipairs(details.pools) do was_named[name] = true end
   for _, config in ipairs(document.pools) do
     local name = config.pool_id
-    local pool = pools.get(step, name) or { name = name, config = {}, record = pools.new_record() }
+    local pool = pools.get(step, name)
+    if not pool then
+      pool = { name = name, config = {}, record = pools.new_record() }
+      if was_named[name] then
+        queue.restore(step, pool)
+        restored[#restored + 1] = pool
+      end
+    end
     local old_endpoint = pool.config.endpoint or config.endpoint
     named[name] = true
     if everything or changed.pools[name] or changed.endpoints[old_endpoint] or changed.endpoints[config.endpoint] then
@@ -85,6 +95,8 @@ function placement.apply(step, old_config, details, document, changed)
     end
   end
   remove_pools(step, details, named, old_config.policy)
+  for _, pool in ipairs(restored) do rotation.take_out(step, pool) end
+  if restored[1] then slots.recount(step) end
   for _, pool in ipairs(moved) do rotation.place_anew(step, pool) end
   -- Whoever had the turn on an endpoint may have been lifted: the next may come.
   for _, config in ipairs(document.endpoints) do rotation.use_room(step, endpoints.get(step, config.endpoint_id)) end

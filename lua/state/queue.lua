@@ -2,6 +2,7 @@
 local entry = require("lib.entry")
 local flows = require("state.flows")
 local keys = require("state.keys")
+local requests = require("state.requests")
 
 local queue = {}
 
@@ -31,10 +32,12 @@ function queue.give_back(step, pool, request)
 end
 
 --- A request that waits has ended: it counts no more, its entry becomes a tombstone (removing it would be linear).
+-- `pool` nil: its record was lost, so only the group counted it.
 function queue.bury(step, pool, bytes)
+  step.group.queued = step.group.queued - 1
+  if not pool then return end
   local record = pool.record
   record.depth, record.bytes, record.tombstones = record.depth - 1, record.bytes - bytes, record.tombstones + 1
-  step.group.queued = step.group.queued - 1
 end
 
 --- Whether an entry behind the first may be older than it.
@@ -122,6 +125,38 @@ function queue.page(step, pool, cursor, limit)
   end
   local after = flows.page(step, pool, from, found, limit)
   return found, after and string.format("%.0f.%.0f.%.0f", after.rank, after.level, after.offset) or ""
+end
+
+-- Entries that are looked at when a lost record is made again: as many as a pool holds by default.
+local RESTORED_MAX = 10000
+local RESTORED_PAGE = 500
+
+local function restore_entry(step, pool, item)
+  local record, head = pool.record, entry.decode(item.text)
+  if head.seq == 0 then return end -- a foreign entry is never counted
+  if item.level then
+    record.levels[item.level + 1] = record.levels[item.level + 1] + 1
+  else
+    record.returned = record.returned + 1
+  end
+  local request = requests.get(step, head.id)
+  if request and request.state == "queued" and request.seq == head.seq then
+    record.depth, record.bytes = record.depth + 1, record.bytes + request.bytes
+  else
+    record.tombstones = record.tombstones + 1
+  end
+end
+
+--- The pool's record was lost and begun anew: count what stands in its lists. (The group never forgot what waits.)
+function queue.restore(step, pool)
+  flows.restore(step, pool)
+  local cursor, seen = "", 0
+  repeat
+    local found
+    found, cursor = queue.page(step, pool, cursor, RESTORED_PAGE)
+    for _, item in ipairs(found) do restore_entry(step, pool, item) end
+    seen = seen + #found
+  until cursor == "" or seen >= RESTORED_MAX
 end
 
 --- Nothing waits in the pool any more: what is left in its lists are tombstones.

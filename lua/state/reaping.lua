@@ -68,7 +68,7 @@ function reaping.expire(step, limit)
       requests.forget_deadline(step, id)
     elseif request.state == "queued" then
       local pool = pools.get(step, request.pool)
-      if pool then queue.bury(step, pool, request.bytes) end
+      queue.bury(step, pool, request.bytes)
       endings.finish(step, request, "expired",
         { error_type = "expired", error_message = EXPIRED .. " while it waited" })
       if pool then rotation.lost_work(step, pool) end

@@ -218,6 +218,31 @@ def test_the_same_config_makes_a_pool_or_an_endpoint_again(damaged: Damaged, nam
     assert damaged.hand.run(again).status == "CONFLICT"
 
 
+@pytest.mark.parametrize("waiting", [3, 5])
+@pytest.mark.parametrize("keys", [("",), ("a", "b", "")], ids=["no keys", "keys"])
+def test_what_waits_in_a_pool_that_is_made_again_is_served(
+    damaged: Damaged, keys: tuple[str, ...], waiting: int
+) -> None:
+    ids = [damaged.hand.submit(fairness_key=name)[0] for name in keys for _ in range(waiting)]
+    damaged.hand.run(f.request_cancel(ids[-1], actor="test"))
+    leases = damaged.hand.claim(1)
+    damaged.hand.settle(damaged.hand.claim(1), outcome=Outcome.RELEASE)
+    damaged.keys.delete(damaged.key("pool", pool="default"))
+    left = ids[-2]
+    damaged.hand.run(f.request_cancel(left, actor="test"))
+    current = damaged.hand.section("config")
+    document = json.dumps(current["document"]).encode()
+    damaged.hand.run(
+        f.group_configure(document, expected_generation=current["generation"], actor="t", reason="", nonce="n")
+    )
+    assert differences(damaged.hand.connection, damaged.hand.group) == []
+    while leases:
+        damaged.hand.settle(leases)
+        leases = damaged.hand.claim(2)
+    assert damaged.endings() == dict.fromkeys(ids, "succeeded") | {ids[-1]: "cancelled", left: "cancelled"}
+    damaged.serves()
+
+
 def test_ids_that_a_dead_gateway_seems_to_hold_go_with_time(damaged: Damaged) -> None:
     damaged.hand.submit()
     name = uuid.uuid4().hex
