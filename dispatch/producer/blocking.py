@@ -14,11 +14,12 @@ from dispatch.contract import Call, Reply
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, StateConflict
 from dispatch.fabric import functions
 from dispatch.fabric.frames import Frame
+from dispatch.fabric.functions import Admission
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
 from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
-from dispatch.producer.draft import BODY_TTL_MS, Admission, make_draft
+from dispatch.producer.draft import BODY_TTL_MS, make_draft
 from dispatch.producer.errand import RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
 from dispatch.producer.farewell import reply_due
 from dispatch.producer.inbox import Inbox, Outcome

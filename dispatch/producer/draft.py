@@ -11,7 +11,8 @@ from dispatch.contract import CONTRACT_VERSION, Call, RequestEnvelope, Scalar
 from dispatch.errors import InvalidRequest, RequestRefused, StateConflict
 from dispatch.fabric import functions
 from dispatch.fabric.calls import FunctionCall
-from dispatch.fabric.records import Admitted, Exists, Refused, Submission
+from dispatch.fabric.functions import Admission
+from dispatch.fabric.records import Exists, Refused, Submission
 from dispatch.fabric.schema import LIMITS, document, key
 from dispatch.producer.options import CallOptions, whole_units
 from dispatch.producer.session import Session
@@ -19,8 +20,6 @@ from dispatch.telemetry.context import current_trace
 
 BODY_TTL_MS = 60_000
 """How long a stored body waits for its submit; admission then fixes its expiry."""
-
-Admission = Admitted | Exists | Refused
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -9,8 +9,9 @@ from typing import Generic, Protocol, TypeVar
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric.frames import Frame
+from dispatch.fabric.functions import Admission
 from dispatch.fabric.records import Admitted, Refused
-from dispatch.producer.draft import Admission, Draft, refusal
+from dispatch.producer.draft import Draft, refusal
 from dispatch.producer.inbox import Outcome, Slot
 from dispatch.producer.options import CallOptions, ClientOptions
 

@@ -9,8 +9,9 @@ import anyio
 
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.functions import Admission
 from dispatch.producer.bodies import BODIES_AT_ONCE
-from dispatch.producer.draft import BODY_TTL_MS, Admission
+from dispatch.producer.draft import BODY_TTL_MS
 from dispatch.producer.errand import RETRY_MAX_S, RETRY_MIN_S, Errand
 from dispatch.producer.inbox import Outcome
 from dispatch.producer.pipeline import Pipeline, Ticket
