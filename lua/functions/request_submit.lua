@@ -45,7 +45,7 @@ local function refusal(step, pool, bytes)
 end
 
 local function refuse(step, pool, request, reason, value, limit)
-  requests.forget_body(step, request.id, request.nonce, request.bytes)
+  requests.refuse_body(step, request.id, request.nonce, request.bytes)
   pools.count(pool, "rejected", reason)
   return "REFUSED", reason, value, limit, -1
 end
@@ -94,7 +94,7 @@ local function submit(step, request)
   local earlier = requests.get(step, request.id)
   if earlier and earlier.nonce == request.nonce then return "ADMITTED", earlier.deadline_ms, step.now, "", "" end
   if earlier then
-    requests.forget_body(step, request.id, request.nonce, request.bytes)
+    requests.refuse_body(step, request.id, request.nonce, request.bytes)
     return "EXISTS", earlier.state, "", "", ""
   end
   local pool = pools.get(step, request.pool)

@@ -64,6 +64,11 @@ function requests.admit(step, request)
   return true
 end
 
+--- Remove the body of a submit that is not admitted: it is gone when the producer gets the answer.
+function requests.refuse_body(step, id, nonce, bytes)
+  if not is_small(bytes) then server.call("UNLINK", keys.of(step.root, "request_body", id, nonce)) end
+end
+
 --- Drop a body that was stored under its own key; a small one is part of the request. It expires at once: the server
 -- would free a megabyte within this call (UNLINK, too, as a string is one allocation).
 function requests.forget_body(step, id, nonce, bytes)
