@@ -66,6 +66,8 @@ def test_two_gateways_serve_the_seeds_pools(running: DevRun) -> None:
     document = snapshot(running, "config")["document"]
     assert {pool["pool_id"]: pool["quantum"] for pool in document["pools"]} == SEED_POOLS
     assert len(snapshot(running, "gateways")["rows"]) == 2
+    [first] = snapshot(running, "generations")["rows"]  # made once, by the gateway that came first
+    assert first["actor"] in {"gateway dev-1", "gateway dev-2"}
 
 
 def test_the_printed_curl_line_works_as_it_stands(running: DevRun) -> None:

