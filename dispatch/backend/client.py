@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
@@ -14,9 +15,12 @@ import structlog
 from httpx_aiohttp import AiohttpTransport
 
 from dispatch.backend.endpoint import Endpoint
-from dispatch.backend.exchange import UPLOAD_PIECE_BYTES, Upload, exchange
+from dispatch.backend.engine_metrics import EngineReading, read_metrics
+from dispatch.backend.exchange import UPLOAD_PIECE_BYTES, Answer, Upload, exchange
 from dispatch.backend.execution import ErrorType, Execution
 from dispatch.backend.failures import Failure, timed_out
+from dispatch.backend.gauge import Gauge
+from dispatch.backend.probing import Probe, read_probe
 from dispatch.backend.reading import read_answer, read_failure
 from dispatch.backend.transport import open_transport, proxy_for
 from dispatch.contract import Call
@@ -73,12 +77,28 @@ class EndpointClient:
         """
         return await self._run(endpoint, "GET", "models", b"", deadline_s)
 
+    async def probe(self, endpoint: Endpoint, *, within_s: float) -> Probe:
+        """Ask for the endpoint's models to learn whether it is back; no answer within `within_s` is a failure of it.
+
+        Promises and raises as `execute`.
+        """
+        return read_probe(await self._ask(endpoint, _request(endpoint, "GET", "models", b""), within_s), endpoint)
+
+    async def gauge(self, gauge: Gauge, *, within_s: float) -> EngineReading | str:
+        """Read the metrics of an endpoint's engine; a text says why there are none.
+
+        Promises and raises as `execute`.
+        """
+        found = await self._ask(gauge.endpoint, gauge.request(), within_s)
+        if isinstance(found, Failure):
+            return f"its metrics did not come within {within_s:g} s" if found.expired else found.message
+        if found.status != HTTPStatus.OK:
+            return f"its metrics page answers {found.status}"
+        return read_metrics(found.body, gauge.names)
+
     async def _run(self, endpoint: Endpoint, method: str, path: str, body: bytes, deadline_s: float) -> Execution:
         started = anyio.current_time()
-        if not deadline_s > 0:  # also when it is no number
-            return read_failure(timed_out(endpoint, None, expired=True), endpoint)
-        request = _request(endpoint, method, path, body)
-        found = await exchange(self._transport(endpoint), request, endpoint, started + deadline_s)
+        found = await self._ask(endpoint, _request(endpoint, method, path, body), deadline_s)
         execution = read_failure(found, endpoint) if isinstance(found, Failure) else read_answer(found, endpoint)
         error = execution.head.error
         if error is not None and error.type in _WORTH_A_LINE:
@@ -88,11 +108,16 @@ class EndpointClient:
         elapsed_ms = math.ceil((anyio.current_time() - started) * 1000)
         return msgspec.structs.replace(execution, execution_ms=elapsed_ms)
 
-    def _transport(self, endpoint: Endpoint) -> AiohttpTransport:
+    async def _ask(self, endpoint: Endpoint, request: httpx.Request, within_s: float) -> Answer | Failure:
+        if not within_s > 0:  # also when it is no number
+            return timed_out(endpoint, None, expired=True)
+        transport = self._transport(request.url, use_proxy=endpoint.use_proxy)
+        return await exchange(transport, request, endpoint, anyio.current_time() + within_s)
+
+    def _transport(self, url: httpx.URL, *, use_proxy: bool) -> AiohttpTransport:
         if self._closed:
             raise RuntimeError("the EndpointClient is closed")
-        url = _url(endpoint.url)
-        key = (url.scheme == "https", proxy_for(url) if endpoint.use_proxy else None)
+        key = (url.scheme == "https", proxy_for(url) if use_proxy else None)
         transport = self._transports.get(key)
         if transport is None:
             transport = self._transports[key] = open_transport(secure=key[0], proxy=key[1])

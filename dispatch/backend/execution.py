@@ -15,7 +15,8 @@ Verdict = Literal["good", "neutral", "failure", "backpressure"]
 """What the endpoint's breaker may make of a call.
 
 `good` heals, `failure` counts towards opening (unreachable, broken, garbage, 5xx), `backpressure` (429, 503) holds the
-endpoint and is no failure, `neutral` says nothing about the endpoint (4xx, the request's own deadline, a size bound).
+endpoint and is no failure, `neutral` says nothing about the endpoint (4xx, the request's own deadline, a size bound,
+no socket on this machine).
 """
 
 

@@ -6,6 +6,7 @@ certificate) is named here.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -18,6 +19,8 @@ from aiohttp.http import RawResponseMessage
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.backend.execution import ErrorType, Verdict
+
+_OUR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class BodyTooLarge(Exception):
@@ -81,7 +84,12 @@ def failure_of(error: Exception, endpoint: Endpoint, status: int | None, receive
     name = f"endpoint {endpoint.endpoint_id!r}"
     if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError):
         what = _why_unreachable(cause, endpoint)
-        return Failure(type=ErrorType.UNREACHABLE, message=f"{name} cannot be reached: {what}", retryable=True)
+        return Failure(
+            type=ErrorType.UNREACHABLE,
+            message=f"{name} cannot be reached: {what}",
+            verdict="neutral" if _is_ours(cause) else "failure",
+            retryable=True,
+        )
     if _is_disconnect(cause, status):
         nothing = received_bytes == 0 and not _has_partial_head(cause)
         what = (
@@ -118,6 +126,12 @@ def _is_disconnect(cause: BaseException, status: int | None) -> bool:
 
 def _has_partial_head(cause: BaseException) -> bool:
     return isinstance(cause, aiohttp.ServerDisconnectedError) and isinstance(cause.message, RawResponseMessage)
+
+
+def _is_ours(cause: BaseException) -> bool:
+    """Say whether the fault is this machine's: no socket, no memory, no port. The endpoint was not asked at all."""
+    inner = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
+    return isinstance(inner, OSError) and inner.errno in _OUR_ERRNOS
 
 
 def _why_unreachable(cause: BaseException, endpoint: Endpoint) -> str:
