@@ -3,7 +3,10 @@
 A frame has three parts, divided by newlines: a line of scalars that Lua wrote, the gateway's `ReplyHead` as JSON, and
 the endpoint's body, raw. Lua never reads the second and third part.
 
-    contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference
+    contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries
+
+`tries` are the earlier attempts, joined by `;`, the cells of each (see `Attempt`) by `,`. A frame without this field is
+one that an older library pushed.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from __future__ import annotations
 import msgspec
 
 from dispatch.contract.envelope import CONTRACT_VERSION
-from dispatch.contract.reply import Reply, ReplyHead
+from dispatch.contract.reply import Attempt, Reply, ReplyHead
 from dispatch.errors import ContractError, ContractMismatch
 
-_FIELDS = 10
+_FIELDS = 11
+_TRIES = 10
 _HEAD = msgspec.json.Decoder(ReplyHead)
 
 
@@ -52,7 +56,7 @@ def decode_frame(raw: bytes) -> Frame:
         raise ContractError(f"not a reply frame: {raw[:40]!r}")
     if int(cells[0]) != CONTRACT_VERSION:
         raise ContractMismatch(f"reply frame of contract {cells[0]}, this process speaks {CONTRACT_VERSION}")
-    if len(cells) != _FIELDS:
+    if len(cells) not in (_TRIES, _FIELDS):
         raise ContractError(f"reply frame with {len(cells)} fields, {_FIELDS} are expected")
     head, _, body = rest.partition(b"\n")
     try:
@@ -65,7 +69,19 @@ def decode_frame(raw: bytes) -> Frame:
             body=body,
             queue_ms=int(cells[7]) if cells[7] else None,
             execution_ms=int(cells[8]) if cells[8] else None,
+            tries=_tries(cells[_TRIES]) if len(cells) == _FIELDS and cells[_TRIES] else (),
         )
         return Frame(int(cells[1]), cells[2], cells[9] == "1", reply)
     except (ValueError, msgspec.DecodeError) as error:
         raise ContractError(f"damaged reply frame for request {cells[3]!r}: {error}") from error
+
+
+def _tries(text: str) -> tuple[Attempt, ...]:
+    return tuple(_attempt(*one.split(",")) for one in text.split(";"))
+
+
+def _attempt(*cells: str) -> Attempt:
+    number, claimed_ms, ended_ms, status, *words = cells
+    error_type, gateway_id, endpoint_id = words
+    answered = int(status) if status else None
+    return Attempt(int(number), int(claimed_ms), int(ended_ms), answered, error_type, gateway_id, endpoint_id)

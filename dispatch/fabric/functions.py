@@ -18,14 +18,14 @@ from dispatch.fabric import records as r
 from dispatch.fabric.calls import Argument, FunctionCall
 from dispatch.fabric.faults import ServerFault, to_error
 
-_LEASE_FIELDS = 15
-_CLAIM_FIELDS = 6
+_LEASE_FIELDS = 16
+_CLAIM_FIELDS = 7
 _SUBMIT_SENDER = 4
 _ADMISSION_FIELDS = 5
 _CONFIGURED_FIELDS = 4
 
 
-Admission = r.Admitted | r.Exists | r.Refused
+Admission = r.Admitted | r.Exists | r.Replayed | r.Refused
 
 
 def request_submit(submission: r.Submission) -> FunctionCall[Admission]:
@@ -73,7 +73,7 @@ def lease_settle(
             item.request_id, item.fence, item.outcome.value, _optional(item.status), item.error_type,
             item.error_message, item.verdict.value, item.hold_ms, _optional(item.input_tokens),
             _optional(item.output_tokens), item.head, item.body, int(item.by_reference),
-            _optional(item.actual_cost_units),
+            _optional(item.actual_cost_units), int(item.retryable),
         ]  # fmt: skip
     return FunctionCall("lease_settle", args, _settled)
 
@@ -87,6 +87,18 @@ def lease_renew(beat: r.Heartbeat) -> FunctionCall[r.Renewal]:
     for request_id, fence in beat.held:
         args += [request_id, fence]
     return FunctionCall("lease_renew", args, _renewal)
+
+
+def endpoint_report(gateway_id: str, report: r.ChoreReport | None = None) -> FunctionCall[r.Chore]:
+    """Take a chore (a probe of an endpoint, a sample of its metrics), after telling what the last one came to."""
+    args: list[Argument] = [gateway_id, "next", "", ""]
+    if report is not None:
+        args = [gateway_id, report.kind, report.endpoint_id, report.token]
+        if report.kind == "probe":
+            args += [report.verdict.value, report.hold_ms, report.error_type]
+        else:
+            args += [_decimal(report.waiting), _decimal(report.token_ms)]
+    return FunctionCall("endpoint_report", args, _chore)
 
 
 def lease_reap(*, limit: int) -> FunctionCall[r.Reaped]:
@@ -118,12 +130,22 @@ def pool_pause(pool_id: str, action: str, *, actor: str, reason: str = "") -> Fu
     return FunctionCall("pool_pause", [pool_id, action, actor, reason], _pool_state)
 
 
+def dead_change(action: str, request_id: str, *, actor: str, new_id: str = "") -> FunctionCall[r.DeadChange]:
+    """Drop a request that is kept in the dead list, or retry it (`action`): submit it anew as `new_id`, detached."""
+    return FunctionCall("dead_change", [action, request_id, actor, new_id], _dead_change)
+
+
+def dead_content(request_id: str) -> FunctionCall[r.DeadContent | None]:
+    """Read envelope and body of a request in the dead list; None = it is not there."""
+    return FunctionCall("dead_content", [request_id], _dead_content, read_only=True)
+
+
 def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
     """Read one section of the group's state, a page at a time, as a decoded JSON document.
 
-    Sections: group, config, generation, generations, pools, endpoints, gateways, leases, waiting, request, endings.
-    `subject` is the pool (waiting; pools, if only that one is wanted), the request id (request) or the number
-    (generation).
+    Sections: group, config, generation, generations, pools, endpoints, gateways, leases, waiting, dead, request,
+    endings, events. `subject` is the pool (waiting; pools and dead, if only that one is wanted), the request id
+    (request) or the number (generation).
     """
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 
@@ -148,6 +170,14 @@ def _optional(value: int | None) -> Argument:
     return "" if value is None else value
 
 
+def _decimal(value: float | None) -> Argument:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _due(chore_ms: int) -> int | None:
+    return None if chore_ms < 0 else chore_ms
+
+
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -160,7 +190,7 @@ def _submission(s: r.Submission) -> list[Argument]:
     return [
         s.request_id, s.pool_id, s.nonce, s.model, _optional(s.message_count), s.images, s.pages,
         _optional(s.estimated_cost_units), _optional(s.timeout_ms), s.body_bytes, s.envelope, s.body,
-        s.fairness_key, _optional(s.priority),
+        s.fairness_key, _optional(s.priority), s.idempotency, s.fingerprint, int(s.detached),
     ]  # fmt: skip
 
 
@@ -178,9 +208,12 @@ def _admissions(answer: list[Any]) -> list[Admission | DispatchError]:
 def _one_admission(cells: list[Any]) -> Admission | DispatchError:
     match _text(cells[0]):
         case "ADMITTED":
-            return r.Admitted(deadline_ms=cells[1], server_ms=cells[2])
+            return r.Admitted(deadline_ms=cells[1], server_ms=cells[2], lapsed=cells[3] == 1)
         case "EXISTS":
-            return r.Exists(state=_text(cells[1]))
+            same = None if cells[2] == b"" else int(cells[2]) == 1
+            return r.Exists(_text(cells[1]), _text(cells[3]), same, _text(cells[4]))
+        case "REPLAY":
+            return r.Replayed(_text(cells[1]), cells[2])
         case "REFUSED":
             retry = cells[4]
             return r.Refused(_text(cells[1]), cells[2], cells[3], None if retry < 0 else retry)
@@ -198,6 +231,7 @@ def _lease(row: list[Any]) -> r.Lease:
         request_id=_text(row[0]), pool_id=_text(row[1]), producer_id=_text(row[2]), endpoint_id=_text(row[3]),
         fence=row[4], attempt=row[5], submitted_ms=row[6], claimed_ms=row[7], deadline_ms=row[8],
         lease_until_ms=row[9], cost=row[10], body_bytes=row[11], nonce=_text(row[12]), envelope=row[13], body=row[14],
+        probe_until_ms=row[15],
     )  # fmt: skip
 
 
@@ -208,7 +242,7 @@ def _leases(flat: list[Any]) -> tuple[r.Lease, ...]:
 def _claim(answer: list[Any]) -> r.Claim:
     return r.Claim(
         server_ms=answer[0], generation=answer[1], sleep_ms=answer[2], again=answer[3] == 1, ended=answer[4],
-        leases=_leases(answer[_CLAIM_FIELDS : _CLAIM_FIELDS + answer[5] * _LEASE_FIELDS]),
+        leases=_leases(answer[_CLAIM_FIELDS : _CLAIM_FIELDS + answer[6] * _LEASE_FIELDS]), chore_ms=_due(answer[5]),
     )  # fmt: skip
 
 
@@ -219,12 +253,16 @@ def _settled(answer: list[Any]) -> r.Settled:
 
 
 def _renewal(answer: list[Any]) -> r.Renewal:
-    at = 3
-    lost = tuple(_text(item) for item in answer[at : at + answer[2]])
+    at = 4
+    lost = tuple(_text(item) for item in answer[at : at + answer[3]])
     at += len(lost)
     cancelled = tuple(_text(item) for item in answer[at + 1 : at + 1 + answer[at]])
     at += 1 + len(cancelled)
-    return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at:]))
+    return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at:]), _due(answer[2]))
+
+
+def _chore(answer: list[Any]) -> r.Chore:
+    return r.Chore(_text(answer[0]), _text(answer[1]), answer[2], answer[3], _due(answer[4]))
 
 
 def _reaped(answer: list[Any]) -> r.Reaped:
@@ -253,6 +291,19 @@ def _configured(answer: list[Any]) -> r.Configured:
 
 def _pool_state(answer: list[Any]) -> r.PoolState:
     return r.PoolState(_text(answer[0]) == "APPLIED", _text(answer[1]), answer[2], answer[3])
+
+
+def _dead_change(answer: list[Any]) -> r.DeadChange:
+    word, first = _text(answer[0]), _text(answer[1])
+    if word == "REFUSED":
+        return r.DeadChange(word, reason=first, value=answer[2], limit=answer[3])
+    return r.DeadChange(word, new_id=first)
+
+
+def _dead_content(answer: list[Any]) -> r.DeadContent | None:
+    if _text(answer[0]) != "CONTENT":
+        return None
+    return r.DeadContent(envelope=answer[1], body=answer[2], nonce=_text(answer[3]), body_bytes=answer[4])
 
 
 def _repaired(answer: list[Any]) -> bool:

@@ -17,6 +17,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     `nonce` names this attempt to submit: the same id and nonce again is answered as the first time.
     `timeout_ms` None = the pool's default, `priority` None = the usual (0 first to 3), `fairness_key` "" = none.
     `images`, `pages` and `estimated_cost_units` feed the cost rule in Lua.
+
+    `idempotency` is the hash of the caller's key ("" = none) and `fingerprint` that of all it asks for: the same two
+    again are answered with the first one's reply. `detached`: nobody waits for the reply, it is kept to be fetched.
     """
 
     request_id: str
@@ -36,20 +39,42 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     liveness_ms: int = 30_000
     fairness_key: str = ""
     priority: int | None = None
+    idempotency: str = ""
+    fingerprint: str = ""
+    detached: bool = False
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The request is queued (or, for a repeated call, was)."""
+    """The request is queued (or, for a repeated call, was).
+
+    `lapsed`: the producer's liveness had run out; earlier requests of it may have ended `producer_gone`.
+    """
 
     deadline_ms: int
     server_ms: int
+    lapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The id is in use by another submit; `state` says where that request is."""
+    """The id or idempotency key is in use by request `request_id`; `state` says where that is.
+
+    `same`: whether it asks for the same (None = not known, the two have no fingerprint). `ending`: how it ended, "" if
+    it has not.
+    """
 
     state: str
+    request_id: str
+    same: bool | None = None
+    ending: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The idempotency key stands for request `request_id`, which has ended; `frame` is its terminal reply frame."""
+
+    request_id: str
+    frame: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +88,10 @@ class Refused:
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A claimed request. `body` is empty when it has to be read by `body_key` (large ones)."""
+    """A claimed request. `body` is empty when it has to be read by `body_key` (large ones).
+
+    `probe_until_ms` > 0: it is the probe of its endpoint's breaker and must have ended by then.
+    """
 
     request_id: str
     pool_id: str
@@ -80,10 +108,14 @@ class Lease(msgspec.Struct, frozen=True):
     nonce: str
     envelope: bytes
     body: bytes
+    probe_until_ms: int = 0
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a claim brought. `sleep_ms` = how long the caller may sleep without a wake token; `again` = call at once."""
+    """What a claim brought. `sleep_ms` = how long the caller may sleep without a wake token; `again` = call at once.
+
+    `chore_ms`: until a chore is due for which `endpoint_report` is to be called (None = none is known).
+    """
 
     server_ms: int
     generation: int
@@ -91,10 +123,15 @@ class Claim(msgspec.Struct, frozen=True):
     again: bool
     ended: int
     leases: tuple[Lease, ...]
+    chore_ms: int | None = None
 
 
 class Outcome(StrEnum):
-    """How a gateway ends a lease. `RELEASE` gives the request back, unexecuted, without counting the attempt."""
+    """How a gateway ends a lease.
+
+    `RELEASE` gives the request back, unexecuted, without counting the attempt. `LOST`: the run was broken off; what
+    becomes of the request is its pool's delivery mode.
+    """
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -117,6 +154,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """One item of `lease_settle`. `head` is an encoded `ReplyHead`; `body` is empty when `by_reference`.
 
     A reply over `inline_reply_bytes` is stored by SET under the reply body key first, then `by_reference` is set.
+    `retryable`: the endpoint answered nothing, so another attempt does no work twice.
     """
 
     request_id: str
@@ -133,10 +171,11 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     by_reference: bool = False
     actual_cost_units: int | None = None
+    retryable: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Answer of `lease_settle`: one word per item (`OK LEASE_LOST PRODUCER_GONE REQUEUED`), and the next claim."""
+    """Answer of `lease_settle`: one word per item (`OK LEASE_LOST PRODUCER_GONE REQUEUED RETRY`), and the next claim."""
 
     answers: tuple[str, ...]
     claim: Claim
@@ -166,6 +205,39 @@ class Renewal:
     lost: tuple[str, ...]
     cancelled: tuple[str, ...]
     unknown: tuple[Lease, ...]
+    chore_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreReport:
+    """Arguments of `endpoint_report`: what the chore `token` came to.
+
+    `probe`: `verdict`, `hold_ms`, `error_type`. `sample`: `waiting` requests in the engine's queue and `token_ms`, the
+    time of an output token (None = unknown).
+    """
+
+    kind: str
+    endpoint_id: str
+    token: int
+    verdict: Verdict = Verdict.NEUTRAL
+    hold_ms: int = 0
+    error_type: str = ""
+    waiting: float | None = None
+    token_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Answer of `endpoint_report`: what to do next (`kind` PROBE, SAMPLE or NONE), to be reported before `until_ms`.
+
+    `chore_ms`: until the next one is due (None = none is known).
+    """
+
+    kind: str
+    endpoint_id: str
+    token: int
+    until_ms: int
+    chore_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +310,27 @@ class PoolState:
     state: str
     waiting: int
     in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadChange:
+    """Answer of `dead_change`: RETRIED (as `new_id`), DROPPED, REFUSED (as a submit would be) or UNKNOWN."""
+
+    status: str
+    new_id: str = ""
+    reason: str = ""
+    value: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadContent:
+    """What a dead request says. `body` is empty when it has to be read by its key (large ones), which has `nonce`."""
+
+    envelope: bytes
+    body: bytes
+    nonce: str
+    body_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

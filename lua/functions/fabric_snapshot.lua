@@ -1,25 +1,37 @@
 --- fabric_snapshot: read one section of the group's state, a page at a time.
 -- Keys:    group root
--- Args:    section (group config generation generations pools endpoints gateways leases waiting endings request),
---          cursor ("" = from the start), limit (rows), subject (pool for waiting and, if it is to be the only one, for
---          pools; request_id for request; number for generation)
+-- Args:    section (group config generation generations pools endpoints gateways leases waiting dead endings events
+--          request), cursor ("" = from the start), limit (rows), subject (pool for waiting and, if it is to be the only
+--          one, for pools and dead; request_id for request; number for generation)
 -- Answers: JSON text: server_ms, section, and either the section's own fields (group, config, generation) or rows,
 --          cursor ("" = the end) and truncated
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
--- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request,
---          endings, generations
+-- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request, dead,
+--          endings, events, generations
 -- Flags:   no-writes
 -- Cost:    linear in limit
 -- Twice:   reads again
+local dead = require("state.dead")
 local faults = require("state.faults")
 local group = require("state.group")
+local retry = require("lib.retry")
 local schema = require("schema")
 local sections = require("state.sections")
 local state = require("state.step")
 
-local SECTIONS = "group, config, generation, generations, pools, endpoints, gateways, leases, waiting, endings, "
-  .. "request"
+local SECTIONS = "group, config, generation, generations, pools, endpoints, gateways, leases, waiting, dead, endings, "
+  .. "events, request"
+
+local function tenths(number)
+  return math.floor(number * 10 + 0.5) / 10
+end
+
+-- The retry budget: first attempts and retries of the last ten seconds (estimated), and how many retries it allows.
+local function budget(step)
+  local first, retries, allowed = retry.budget(step.group, step.config, step.now)
+  return { first_attempts_10s = tenths(first), retries_10s = tenths(retries), allowed_10s = tenths(allowed) }
+end
 
 local function group_text(step, details)
   local config, record = step.config, step.group
@@ -30,6 +42,8 @@ local function group_text(step, details)
     total_concurrent_dispatch = config.total_concurrent_dispatch, max_queued = config.max_queued,
     cost_min = config.cost_min, cost_max = config.cost_max, lease_ms = config.lease_ms,
     liveness_ms = config.liveness_ms, pending = record.queued, in_flight = record.in_flight, pools = #details.pools,
+    delayed = record.delayed or 0, dead = dead.count(step), retry_budget = budget(step),
+    next_due_ms = record.next_timer, next_chore_ms = record.next_chore,
     last_beat_ms = record.last_beat, grace_until_ms = record.grace_until, sleeping_gateways = sleeping,
     sequence = record.seq, round = record.round,
   })

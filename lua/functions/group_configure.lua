@@ -8,7 +8,8 @@
 --          INVALID generation, then per problem: field value message
 -- Errors:  CONTRACT_MISMATCH
 -- Moves:   (none)
--- Touches: group, pool, endpoint, generations, events, rotation, kept, heads, waiting, requests, returned, wake
+-- Touches: group, pool, endpoint, generations, events, rotation, kept, heads, waiting, requests, returned, wake,
+--          timers, chores
 -- Flags:   (none)
 -- Cost:    linear in the pools; those that changed are placed anew
 -- Twice:   same nonce: APPLIED again, without its changes; another nonce with the same expectation: CONFLICT
@@ -49,7 +50,7 @@ local function check_removed(step, details, configs, problems)
   for _, name in ipairs(details.pools) do
     local pool = not wanted[name] and pools.get(step, name)
     local record = pool and pool.record
-    if record and (record.depth > 0 or record.in_flight > 0) then
+    if record and (record.depth > 0 or record.in_flight > 0 or (record.delayed or 0) > 0) then
       problems[#problems + 1] = { field = "pools", value = name, message = string.format(
         "cannot be removed: %d wait and %d run in it; run: dispatch pools drain %s", record.depth, record.in_flight,
         name) }

@@ -1,13 +1,14 @@
 --- lease_claim: admit up to `want` waiting requests: peek, check, pop.
 -- Keys:    group root
 -- Args:    gateway, dispatcher, nonce, want
--- Answers: server_ms generation sleep_ms again(0|1) ended lease_count, then per lease: request_id pool producer
---          endpoint fence attempt submitted_ms claimed_ms
---          deadline_ms lease_until_ms cost body_bytes nonce envelope body
+-- Answers: server_ms generation sleep_ms again(0|1) ended chore_ms (until a chore is due, -1 = none) lease_count, then
+--          per lease: request_id pool producer endpoint fence attempt submitted_ms claimed_ms deadline_ms
+--          lease_until_ms cost body_bytes nonce envelope body probe_until_ms (0 = no probe of a breaker)
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
--- Moves:   queued -> leased, queued -> ended
+-- Moves:   queued -> leased, queued -> ended, delayed -> queued
 -- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads,
---          deadlines, endpoint, waiting, leases, holding, answer, alive, replies, wake_producer, endings, wake
+--          deadlines, endpoint, waiting, leases, holding, answer, alive, replies, wake_producer, endings, wake,
+--          timers, events, idempotency, result
 -- Flags:   allow-oom
 -- Cost:    linear in want, plus a bounded number of dead heads and barren visits; any number of pools
 -- Twice:   same nonce: those of the same leases that are still current
@@ -26,14 +27,13 @@ local function run(keys, args)
   end
   local words, made = answers.recall(step, claim.gateway, claim.nonce)
   if words then
-    return admission.append_rows({ step.now, step.config.generation, 0, 1, 0, #made }, made)
+    return admission.append_claim({}, step, { made = made, sleep_ms = 0, again = true })
   end
   local sleep_ms, again
   made, sleep_ms, again = admission.claim(step, claim, want)
   if #made > 0 then answers.remember(step, claim.gateway, claim.nonce, {}, made) end
   state.save(step)
-  return admission.append_rows(
-    { step.now, step.config.generation, sleep_ms, again and 1 or 0, step.ended, #made }, made)
+  return admission.append_claim({}, step, { made = made, sleep_ms = sleep_ms, again = again })
 end
 
 return { run = run }

@@ -3,12 +3,14 @@
 -- Args:    limit (of each kind)
 -- Answers: server_ms lost requeued expired more(0|1)
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
--- Moves:   leased -> ended, leased -> queued, queued -> ended
+-- Moves:   leased -> ended, leased -> queued, queued -> ended, delayed -> queued, delayed -> ended
 -- Touches: group, pool, request, request_body, requests, returned, rotation, kept, heads, endpoint, waiting, leases,
---          holding, deadlines, alive, replies, wake_producer, endings, wake, gateway, gateways
+--          holding, deadlines, alive, replies, wake_producer, endings, wake, gateway, gateways,
+--          timers, chores, events, idempotency, result, dead
 -- Flags:   allow-oom
 -- Cost:    linear in limit
 -- Twice:   the second finds what the first left
+local due = require("state.due")
 local faults = require("state.faults")
 local gateways = require("state.gateways")
 local reaping = require("state.reaping")
@@ -29,7 +31,8 @@ local function run(keys, args)
   local lost, returned, expired, more_leases = reaping.reap_leases(step, limit)
   local late, more_deadlines = reaping.expire(step, limit)
   gateways.forget_expired(step, GATEWAYS_PER_CALL)
-  if step.ended + returned > 0 and rotation.anyone(step) then wake.ring(step) end
+  local came_due = due.run(step)
+  if (came_due or step.ended + returned > 0) and rotation.anyone(step) then wake.ring(step) end
   state.save(step)
   return { step.now, lost, returned, expired + late, (more_leases or more_deadlines) and 1 or 0 }
 end

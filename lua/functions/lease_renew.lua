@@ -2,15 +2,19 @@
 -- Keys:    group root
 -- Args:    gateway, host, pid, version, slots, started_ms, draining(0|1), nonce_count, nonces of calls whose answer is
 --          outstanding, held_count, then per lease: request_id fence
--- Answers: server_ms generation, lost_count ids, cancelled_count ids, rows (as lease_claim) of leases it did not name
+-- Answers: server_ms generation chore_ms, lost_count ids, cancelled_count ids, rows (as lease_claim) of leases that it
+--          did not name
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
--- Moves:   queued -> ended, leased -> ended
+-- Moves:   queued -> ended, leased -> ended, delayed -> queued, delayed -> ended
 -- Touches: group, gateway, gateways, leases, holding, request, request_body, requests, returned, deadlines, pool,
---          endpoint, rotation, heads, kept, waiting, alive, replies, wake, wake_producer, endings
+--          endpoint, rotation, heads, kept, waiting, alive, replies, wake, wake_producer, endings,
+--          timers, chores, events, idempotency, result
 -- Flags:   allow-oom
 -- Cost:    linear in the leases held, plus a bounded number of passed deadlines
 -- Twice:   renews again; same answer
 local admission = require("state.admission")
+local chores = require("state.chores")
+local due = require("state.due")
 local faults = require("state.faults")
 local gateways = require("state.gateways")
 local leases = require("state.leases")
@@ -90,10 +94,11 @@ local function run(keys, args)
   local rows = unknown(step, gateway, held, nonces)
   for _, request in ipairs(rows) do renewed[#renewed + 1] = request.id end
   leases.renew(step, renewed)
-  if reaping.expire(step, DEADLINES_PER_BEAT) > 0 and rotation.anyone(step) then wake.ring(step) end
+  local came_due, ended = due.run(step), reaping.expire(step, DEADLINES_PER_BEAT)
+  if (came_due or ended > 0) and rotation.anyone(step) then wake.ring(step) end
   state.save(step)
 
-  local answer = { step.now, step.config.generation, #lost }
+  local answer = { step.now, step.config.generation, chores.due_in(step), #lost }
   for _, id in ipairs(lost) do answer[#answer + 1] = id end
   answer[#answer + 1] = #cancelled
   for _, id in ipairs(cancelled) do answer[#answer + 1] = id end

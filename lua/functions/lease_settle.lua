@@ -2,34 +2,38 @@
 -- Keys:    group root
 -- Args:    gateway, dispatcher, nonce, want (0 = claim none), count, then per item: request_id fence outcome status
 --          error_type error_message verdict hold_ms input_tokens output_tokens head body by_reference(0|1)
---          actual_units ("" = as estimated); outcome is succeeded, failed, cancelled, expired, lost or release (give
---          back, the attempt is not counted)
--- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED), then the answer of lease_claim
+--          actual_units ("" = as estimated) retryable(0|1: nothing was answered); outcome is succeeded, failed,
+--          cancelled, expired, lost (what then happens is the pool's delivery mode) or release (give back, the attempt
+--          is not counted)
+-- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED | RETRY), then the answer of lease_claim
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
--- Moves:   leased -> ended, leased -> queued, queued -> leased, queued -> ended
+-- Moves:   leased -> ended, leased -> queued, leased -> delayed, delayed -> queued, queued -> leased, queued -> ended
 -- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, returned, rotation, kept, heads,
 --          endpoint, waiting, leases, holding, deadlines, answer, alive, replies, reply_body, endings, wake,
---          wake_producer
+--          wake_producer, timers, chores, events, idempotency, result, dead
 -- Flags:   allow-oom
 -- Cost:    linear in count and want
 -- Twice:   same nonce: the same words, and those of the same leases that are still current
 local admission = require("state.admission")
 local answers = require("state.answers")
 local cost = require("lib.cost")
+local delivery = require("state.delivery")
 local endings = require("state.endings")
-local endpoints = require("state.endpoints")
 local faults = require("state.faults")
 local leases = require("state.leases")
 local pools = require("state.pools")
 local producers = require("state.producers")
 local queue = require("state.queue")
+local replies = require("state.replies")
 local requests = require("state.requests")
+local retry = require("lib.retry")
 local rotation = require("state.rotation")
 local schema = require("schema")
 local slots = require("state.slots")
 local state = require("state.step")
+local tries = require("lib.tries")
 
-local FIRST_ITEM, ITEM_LENGTH = 5, 14
+local FIRST_ITEM, ITEM_LENGTH = 5, 15
 local OUTCOMES = { succeeded = true, failed = true, cancelled = true, expired = true, lost = true, release = true }
 
 local function read_item(args, index)
@@ -39,7 +43,7 @@ local function read_item(args, index)
     error_type = args[at + 5], error_message = args[at + 6], verdict = args[at + 7],
     hold_ms = tonumber(args[at + 8]) or 0, input_tokens = args[at + 9], output_tokens = args[at + 10],
     reply = { head = args[at + 11], body = args[at + 12], by_reference = args[at + 13] == "1" },
-    actual_units = tonumber(args[at + 14]),
+    actual_units = tonumber(args[at + 14]), retryable = args[at + 15] == "1",
   }
 end
 
@@ -48,13 +52,6 @@ end
 local function holds(step, gateway, item, request, lease_end)
   return request ~= nil and request.state == "leased" and request.gateway == gateway and request.fence == item.fence
     and (not lease_end or lease_end >= step.now or producers.in_grace(step))
-end
-
-local function note_endpoint(step, request, item)
-  local record = endpoints.get(step, request.endpoint).record
-  if item.verdict ~= "failure" then return end
-  record.failures = record.failures + 1
-  record.last_error, record.last_error_ms = item.error_type, step.now
 end
 
 -- Pool and key pay or get back what the request cost more or less than estimated.
@@ -68,28 +65,69 @@ local function settle_cost(step, request, item)
   rotation.settle_cost(step, pool, difference)
 end
 
+-- When the next attempt of a failed request is due, nil = there is none.
+local function retry_due(step, request, item)
+  local pool = item.outcome == "failed" and not request.cancel and pools.get(step, request.pool)
+  if not pool or request.attempt >= pool.config.max_attempts or not retry.wanted(item, pool.config.retry_on) then
+    return nil
+  end
+  if not producers.reachable(step, request) then return nil end
+  -- The jitter needs no randomness of its own, only a fraction that nobody can choose.
+  local digest = server.sha1hex(request.id .. ":" .. request.fence)
+  local fraction = tonumber(string.sub(digest, 1, 8), 16) / 2 ^ 32
+  local hold_ms = math.min(item.hold_ms, step.config.hold_max_ms)
+  local due = step.now + retry.delay_ms(pool.config, request.attempt, fraction, hold_ms)
+  if due >= request.deadline_ms or not retry.spend(step.group, step.config, step.now) then return nil end
+  return due
+end
+
+-- Put a request that has not ended back. Returns the word for it, nil when it ends after all (as `item.outcome`).
+local function again(step, request, item, about)
+  if item.outcome == "release" then
+    if request.cancel then
+      item.outcome = "cancelled" -- nobody wants it run again
+    elseif step.now >= request.deadline_ms then
+      item.outcome = "expired"
+    else
+      request.attempt = request.attempt - 1
+      slots.give_back(step, request, about)
+      return "REQUEUED"
+    end
+  elseif item.outcome == "lost" then
+    local ending = delivery.after_loss(step, request, item.error_message)
+    if not ending then
+      delivery.run_again(step, request)
+      return "REQUEUED"
+    end
+    item.outcome = ending
+  else
+    local due = retry_due(step, request, item)
+    if due then
+      tries.add(request, step.now, item.status, item.error_type)
+      slots.delay(step, request, due, about)
+      if item.reply.by_reference then replies.forget_body(step, request.id) end
+      return "RETRY"
+    end
+  end
+  return nil
+end
+
 -- Settle one lease that is held. Returns the word for it.
 local function settle(step, request, item)
-  note_endpoint(step, request, item)
-  local ending, word = item.outcome, "OK"
-  if ending == "release" and request.cancel then
-    ending = "cancelled" -- nobody wants it run again
-  elseif ending == "release" and step.now >= request.deadline_ms then
-    ending = "expired"
-  elseif ending == "release" then
-    request.attempt = request.attempt - 1
-    requests.requeue(step, request)
-    slots.give_back(step, request)
-    return "REQUEUED"
-  end
-  if not producers.alive(step, request.producer) then
+  local about = { verdict = item.verdict, hold_ms = item.hold_ms, error_type = item.error_type,
+    gateway = request.gateway }
+  local word = again(step, request, item, about)
+  if word then return word end
+  local ending = item.outcome
+  word = "OK"
+  if not producers.reachable(step, request) then
     word = "PRODUCER_GONE"
     if ending == "succeeded" or ending == "failed" then ending = "reply_dropped" end
   end
   item.outcome = ending == "reply_dropped" and item.outcome or ending
   endings.finish(step, request, ending, item)
   settle_cost(step, request, item)
-  slots.free(step, request)
+  slots.free(step, request, about)
   return word
 end
 
@@ -116,7 +154,7 @@ local function run(keys, args)
   end
 
   local words, made = answers.recall(step, claim.gateway, claim.nonce)
-  local sleep_ms, again = 0, true
+  local sleep_ms, call_again = 0, true
   if not words then
     words = {}
     local settled, ends = {}, leases.ends(step, ids)
@@ -130,16 +168,13 @@ local function run(keys, args)
       end
     end
     leases.remove(step, claim.gateway, settled)
-    made, sleep_ms, again = admission.claim(step, claim, want)
+    made, sleep_ms, call_again = admission.claim(step, claim, want)
     answers.remember(step, claim.gateway, claim.nonce, words, made)
     state.save(step)
   end
   local answer = { #words }
   for _, word in ipairs(words) do answer[#answer + 1] = word end
-  for _, cell in ipairs({ step.now, step.config.generation, sleep_ms, again and 1 or 0, step.ended, #made }) do
-    answer[#answer + 1] = cell
-  end
-  return admission.append_rows(answer, made)
+  return admission.append_claim(answer, step, { made = made, sleep_ms = sleep_ms, again = call_again })
 end
 
 return { run = run }

@@ -6,7 +6,7 @@
 -- Errors:  GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
 -- Touches: group, pool, endpoint, rotation, heads, kept, waiting, requests, flow, flows, returned,
---          events, wake
+--          events, wake, timers
 -- Flags:   allow-oom
 -- Cost:    constant
 -- Twice:   UNCHANGED

@@ -3,14 +3,18 @@
 -- Args:    contract, producer, session, liveness_ms (how long the producer counts as alive from now), count, then per
 --          request: request_id, pool, nonce, model, message_count ("" = none), images, pages, estimated_cost_units
 --          ("" = none), timeout_ms ("" = the pool's default), body_bytes, envelope, body ("" when it is larger than
---          inline_body_bytes and was stored by SET before), fairness_key ("" = none), priority ("" = the usual)
--- Answers: per request five cells: ADMITTED deadline_ms server_ms "" "" | EXISTS state "" "" "" |
+--          inline_body_bytes and was stored by SET before), fairness_key ("" = none), priority ("" = the usual),
+--          idempotency (hash of the caller's key, "" = none), fingerprint (of what is asked for, "" = none), detached
+--          (1 = nobody waits for the reply: it is kept to be fetched by id; 0)
+-- Answers: per request five cells: ADMITTED deadline_ms server_ms lapsed(1 = the producer's liveness had run out) "" |
+--          EXISTS state same(1|0|"" = no fingerprint) request_id ending |
+--          REPLAY request_id frame "" "" (what its idempotency key stands for has ended so) |
 --          REFUSED reason value limit retry_after_ms (-1 = unknown) |
 --          FAULT text "" "" "" (an error that is about this request alone)
 -- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT, STATE_CONFLICT
 -- Moves:   none -> queued
 -- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, deadlines, rotation, kept, heads,
---          alive, wake
+--          alive, wake, endpoint, idempotency, result
 -- Flags:   (none)
 -- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
@@ -18,31 +22,17 @@ local cost = require("lib.cost")
 local faults = require("state.faults")
 local flows = require("state.flows")
 local group = require("state.group")
+local intake = require("state.intake")
 local names = require("lib.names")
 local pools = require("state.pools")
 local producers = require("state.producers")
-local queue = require("state.queue")
 local requests = require("state.requests")
-local rotation = require("state.rotation")
+local results = require("state.results")
 local schema = require("schema")
 local state = require("state.step")
 local wake = require("state.wake")
 
-local FIRST_REQUEST, REQUEST_LENGTH = 5, 14
-
--- The first limit the request would break: reason, what is there, what is allowed.
-local function refusal(step, pool, bytes)
-  local config, record = pool.config, pool.record
-  if not config.enabled then return "pool_disabled", 0, 0 end
-  if record.draining then return "pool_draining", record.depth, 0 end
-  if bytes > step.config.max_payload_bytes then return "body_too_large", bytes, step.config.max_payload_bytes end
-  if record.depth >= config.max_queue_depth then return "pool_full", record.depth, config.max_queue_depth end
-  if record.bytes + bytes > config.max_queue_bytes then
-    return "pool_bytes_full", record.bytes, config.max_queue_bytes
-  end
-  if step.group.queued >= step.config.max_queued then return "group_full", step.group.queued, step.config.max_queued end
-  return nil
-end
+local FIRST_REQUEST, REQUEST_LENGTH = 5, 17
 
 local function refuse(step, pool, request, reason, value, limit)
   requests.refuse_body(step, request.id, request.nonce, request.bytes)
@@ -83,8 +73,28 @@ local function read(args, index, step, producer)
     bytes = tonumber(args[at + 10]), envelope = args[at + 11], body = args[at + 12], fairness_key = args[at + 13],
     level = args[at + 14] == "" and schema.limits.priority_default or tonumber(args[at + 14]),
     level_text = args[at + 14],
+    idempotency = args[at + 15] ~= "" and args[at + 15] or nil, fingerprint = args[at + 16],
+    detached = args[at + 17] == "1" or nil,
     producer = producer, submitted_ms = step.now,
   }
+end
+
+local function exists(request, same, id)
+  return "EXISTS", request.state, same, id, request.ending or ""
+end
+
+-- What the request's idempotency key or id stands for already, as the first cells of its answer; nil if for nothing.
+local function known(step, request, earlier)
+  local first = request.idempotency and results.find(step, request.idempotency)
+  if first then
+    local other = first.id == request.id and earlier or requests.get(step, first.id) or { state = "ended" }
+    if first.fingerprint ~= request.fingerprint then return exists(other, 0, first.id) end
+    local frame = results.frame(step, first.id)
+    if frame then return "REPLAY", first.id, frame end
+    if other.state ~= "ended" then return exists(other, 1, first.id) end
+  end
+  if earlier then return exists(earlier, "", request.id) end
+  return nil
 end
 
 -- Admit one request. Returns the five cells of its answer.
@@ -92,32 +102,31 @@ local function submit(step, request)
   local fault = problem(request)
   if fault then return "FAULT", fault, "", "", "" end
   local earlier = requests.get(step, request.id)
-  if earlier and earlier.nonce == request.nonce then return "ADMITTED", earlier.deadline_ms, step.now, "", "" end
-  if earlier then
+  if earlier and earlier.nonce == request.nonce then
+    return "ADMITTED", earlier.deadline_ms, step.now, step.lapsed, ""
+  end
+  local word, first, second, third, fourth = known(step, request, earlier)
+  if word then
     requests.refuse_body(step, request.id, request.nonce, request.bytes)
-    return "EXISTS", earlier.state, "", "", ""
+    return word, first, second, third or "", fourth or ""
   end
   local pool = pools.get(step, request.pool)
   if not pool then
     return "FAULT", faults.texts.pool_unknown(request.pool, group.details(step.root).pools), "", "", ""
   end
-  local reason, value, limit = refusal(step, pool, request.bytes)
+  local reason, value, limit = intake.refusal(step, pool, request.bytes)
   if reason then return refuse(step, pool, request, reason, value, limit) end
 
   local config = pool.config
   request.deadline_ms = step.now + math.min(request.timeout_ms or config.default_timeout_ms, config.max_timeout_ms)
   request.cost = cost.units(request.units, request.images, request.pages, step.config)
-  request.seq = step.group.seq + 1
   request.flow = flows.of(step, pool, request.fairness_key)
-  if not requests.admit(step, request) then
+  if not intake.admit(step, pool, request) then
     return refuse(step, pool, request, "body_missing", #request.body, request.bytes)
   end
-  step.group.seq = request.seq
-  queue.append(step, pool, request)
-  rotation.gained_work(step, pool)
-  pool.record.submitted = pool.record.submitted + 1
+  if request.idempotency then results.claim(step, request) end
   step.admitted = step.admitted + 1
-  return "ADMITTED", request.deadline_ms, step.now, "", ""
+  return "ADMITTED", request.deadline_ms, step.now, step.lapsed, ""
 end
 
 local function run(keys, args)
@@ -137,7 +146,7 @@ local function run(keys, args)
   if not step then return faults.group_unknown(keys[1]) end
   local owner = producers.session(keys[1], producer)
   if owner and owner ~= session then return faults.state_conflict("another session owns producer " .. producer) end
-  step.admitted = 0
+  step.admitted, step.lapsed = 0, owner and 0 or 1
   local answer = {}
   for index = 1, count do
     local at = #answer

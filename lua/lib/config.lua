@@ -21,6 +21,12 @@ local GROUP_FIELDS = {
   { "liveness_ms", "whole", 30000, 300, HOUR_MS },
   { "retention_ms", "whole", 60000, 1000, 24 * HOUR_MS },
   { "reply_ttl_ms", "whole", 300000, 1000, 24 * HOUR_MS },
+  { "retry_budget_percent", "whole", 20, 0, 100 },
+  { "retry_budget_min_per_s", "whole", 3, 0, 100000 },
+  { "hold_max_ms", "whole", 60000, 100, HOUR_MS },
+  { "idempotency_ttl_ms", "whole", 24 * HOUR_MS, 1000, 30 * 24 * HOUR_MS },
+  { "dead_kept", "whole", 1000, 0, 100000 },
+  { "dead_ttl_ms", "whole", 7 * 24 * HOUR_MS, 1000, 90 * 24 * HOUR_MS },
 }
 local POOL_FIELDS = {
   { "pool_id", "name" },
@@ -34,6 +40,11 @@ local POOL_FIELDS = {
   { "endpoint_url", "text", "" },
   { "delivery", "word", "at_most_once", { "at_most_once", "at_least_once" } },
   { "max_attempts", "optional", nil, 1, 100 },
+  { "retry_on", "words", "unreachable, disconnected, overloaded",
+    { "unreachable", "disconnected", "overloaded", "502", "504" } },
+  { "retry_base_ms", "whole", 500, 1, HOUR_MS },
+  { "retry_cap_ms", "whole", 30000, 1, HOUR_MS },
+  { "on_open", "word", "queue", { "queue", "reject" } },
   { "priority_ageing_ms", "whole", 10000, 0, HOUR_MS },
   { "max_queue_depth", "whole", 10000, 0, HUGE },
   { "max_queue_bytes", "whole", 268435456, 0, HUGE },
@@ -50,6 +61,19 @@ local ENDPOINT_FIELDS = {
   { "first_byte_timeout_ms", "whole", 600000, 1, HOUR_MS },
   { "idle_timeout_ms", "whole", 120000, 1, HOUR_MS },
   { "use_proxy", "flag", false },
+  { "breaker_failures", "whole", 5, 1, 1000000 },
+  { "open_ms", "whole", 30000, 10, HOUR_MS },
+  { "close_after", "whole", 3, 1, 1000 },
+  { "probe_timeout_ms", "whole", 60000, 10, HOUR_MS },
+  { "gate", "word", "none", { "none", "vllm", "sglang", "tgi", "llamacpp", "custom" } },
+  { "gate_url", "text", "" },
+  { "gate_waiting_metric", "text", "" },
+  { "gate_token_metric", "text", "" },
+  { "gate_target", "whole", 3, 1, 1000000 },
+  { "gate_token_ms", "whole", 150, 1, HOUR_MS },
+  { "gate_poll_ms", "whole", 250, 50, HOUR_MS },
+  { "gate_stale_ms", "whole", 5000, 50, HOUR_MS },
+  { "gate_fail", "word", "open", { "open", "closed" } },
 }
 
 --- The fields of a document and of the members of its lists, the id first: name, kind, default, bounds.
@@ -97,6 +121,29 @@ function checks.word(value, field)
   return "one of " .. table.concat(field[4], ", ")
 end
 
+-- Several words out of a closed list, as a list or as text with commas between. Returns them as text, in the order of
+-- the closed list, so that a config holds scalars only and equal sets are equal texts; nil if a word is unknown.
+local function join_words(value, field)
+  local wanted, joined = {}, {}
+  if type(value) == "string" then
+    for word in string.gmatch(value, "[^,%s]+") do wanted[word] = true end
+  elseif type(value) == "table" and (next(value) == nil or #value > 0) then
+    for _, word in ipairs(value) do wanted[tostring(word)] = true end
+  else
+    return nil
+  end
+  for _, word in ipairs(field[4]) do
+    if wanted[word] then joined[#joined + 1] = word end
+    wanted[word] = nil
+  end
+  return next(wanted) == nil and table.concat(joined, ", ") or nil
+end
+
+function checks.words(value, field)
+  if join_words(value, field) then return nil end
+  return "a list out of " .. table.concat(field[4], ", ")
+end
+
 local function note_unknown(source, fields, path, problems, also)
   local known = {}
   for _, field in ipairs(fields) do known[field[1]] = true end
@@ -126,6 +173,7 @@ local function read(source, fields, path, problems, also)
     elseif value ~= nil then
       local allowed = checks[field[2]](value, field)
       if allowed then note(problems, path .. name, value, "allowed: " .. allowed) end
+      if field[2] == "words" then value = join_words(value, field) end
     end
     found[name] = value
   end
@@ -172,6 +220,15 @@ local function check_url(url, field, problems)
     note(problems, field, shown, "credentials do not belong here: use api_key_env")
   elseif not authority or string.find(url, "[?#%s]") or not is_authority(authority) then
     note(problems, field, shown, "allowed: http(s)://host[:port][/path], no query")
+  end
+end
+
+local function check_gate(endpoint, path, problems)
+  if type(endpoint.gate_url) == "string" and endpoint.gate_url ~= "" then
+    check_url(endpoint.gate_url, path .. "gate_url", problems)
+  end
+  if endpoint.gate == "custom" and endpoint.gate_waiting_metric == "" and endpoint.gate_token_metric == "" then
+    note(problems, path .. "gate", "custom", "needs gate_waiting_metric or gate_token_metric")
   end
 end
 
@@ -224,6 +281,10 @@ local function check_pools(document, problems)
       and pool.default_timeout_ms > pool.max_timeout_ms then
       note(problems, path .. "default_timeout_ms", pool.default_timeout_ms, "allowed: at most max_timeout_ms")
     end
+    if type(pool.retry_base_ms) == "number" and type(pool.retry_cap_ms) == "number"
+      and pool.retry_base_ms > pool.retry_cap_ms then
+      note(problems, path .. "retry_base_ms", pool.retry_base_ms, "allowed: at most retry_cap_ms")
+    end
     if not pool.max_attempts then pool.max_attempts = pool.delivery == "at_least_once" and 3 or 1 end
   end
   local total = document.total_concurrent_dispatch
@@ -248,6 +309,7 @@ function config.normalise(source)
   for index, endpoint in ipairs(endpoints) do
     local path = string.format("endpoints[%d].", index - 1)
     check_url(endpoint.url, path .. "url", problems)
+    check_gate(endpoint, path, problems)
     if endpoint.api_key_env ~= "" and endpoint.api_key_file ~= "" then
       note(problems, path .. "api_key_file", endpoint.api_key_file, "give api_key_env or api_key_file, not both")
     end

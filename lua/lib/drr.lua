@@ -26,6 +26,14 @@ function drr.touch(pool, quantum, round)
   end
 end
 
+--- Whether a visit now would launch a head of this cost: what `touch` and `visit_over` will come to.
+function drr.can_pay(pool, config, head_cost, round)
+  local burst = config.max_burst_per_visit
+  local deficit = pool.deficit + config.quantum * math.max(0, round - pool.mark)
+  if not pool.open then return head_cost <= deficit + config.quantum end
+  return head_cost <= deficit and (burst == nil or pool.launches < burst)
+end
+
 --- Whether the open visit is over: the head costs more than the deficit, or the burst is used up.
 function drr.visit_over(pool, head_cost, burst)
   return head_cost > pool.deficit or (burst ~= nil and pool.launches >= burst)

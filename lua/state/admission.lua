@@ -4,7 +4,9 @@
 -- turn; then the pool with the lowest turn: dead heads are ended, its visit is credited (unless it is blocked), a visit
 -- that cannot pay its head ends, a pool that is blocked parks, and what is left launches. Each call is bounded in dead
 -- heads and barren visits.
+local chores = require("state.chores")
 local drr = require("lib.drr")
+local due = require("state.due")
 local endings = require("state.endings")
 local endpoints = require("state.endpoints")
 local leases = require("state.leases")
@@ -12,6 +14,7 @@ local pools = require("state.pools")
 local producers = require("state.producers")
 local queue = require("state.queue")
 local requests = require("state.requests")
+local retry = require("lib.retry")
 local rotation = require("state.rotation")
 local schema = require("schema")
 local slots = require("state.slots")
@@ -35,8 +38,8 @@ local function fate(step, pool, head, request)
   end
   if request.state ~= "queued" or request.seq ~= head.seq then return "tombstone" end
   if step.now >= request.deadline_ms then return "expired" end
-  if not request.envelope or not requests.body_is_whole(request) then return "malformed" end
-  if not producers.alive(step, request.producer) then return "producer_gone" end
+  if not request.envelope or (request.body and not requests.body_is_whole(request)) then return "malformed" end
+  if not producers.reachable(step, request) then return "producer_gone" end
   return nil
 end
 
@@ -59,11 +62,12 @@ local function end_head(step, pool, head, request, ending)
 end
 
 -- The first request of the pool that may launch, with its entry. Dead ones before it are ended, within the budget.
-local function live_head(step, pool, budget)
+-- `launches` says of an entry whether it will be launched if it is well: only then is its body read.
+local function live_head(step, pool, budget, launches)
   while true do
     local head = queue.peek(step, pool)
     if not head then return nil end
-    local request = requests.get_whole(step, head.id)
+    local request = (launches(head) and requests.get_whole or requests.get)(step, head.id)
     local ending = fate(step, pool, head, request)
     if not ending then return head, request end
     if budget.dead == 0 then
@@ -79,7 +83,7 @@ end
 local function block_reason(step, pool)
   if pool.record.paused then return "paused" end
   if rotation.at_cap(pool) then return "lane_capacity" end
-  return endpoints.block_reason(endpoints.get(step, pool.config.endpoint))
+  return (endpoints.block_reason(step, endpoints.get(step, pool.config.endpoint)))
 end
 
 -- Pop the head and make the lease. Returns the cost units it counts for.
@@ -92,8 +96,9 @@ local function launch(step, pool, head, request, claim)
   request.lease_until = step.now + step.config.lease_ms
   queue.drop_head(step, pool, head, units)
   queue.count_out(step, pool, request.bytes)
+  if request.attempt == 1 then retry.count_first(step.group, step.now) end
+  request.probe_until = slots.take(step, pool, request)
   requests.lease(step, request)
-  slots.take(step, pool, endpoints.get(step, pool.config.endpoint), units)
   pool.record.reason, pool.record.reason_since = nil, nil
   claim.made[#claim.made + 1] = request
   return units
@@ -107,14 +112,14 @@ local function serve_kept(step, claim, budget)
     rotation.turn_kept(step, pool, false)
     return true
   end
-  local head, request = live_head(step, pool, budget)
+  local blocked = block_reason(step, pool)
+  local head, request = live_head(step, pool, budget, function() return not blocked end)
   if budget.spent then return true end
   if not head then
     rotation.turn_kept(step, pool, false)
     rotation.leave(step, pool)
     return true
   end
-  local blocked = block_reason(step, pool)
   if blocked then
     rotation.turn_kept(step, pool, false)
     rotation.park(step, pool, blocked)
@@ -129,7 +134,12 @@ end
 
 -- Visit the pool at the front of the line.
 local function visit(step, pool, claim, budget)
-  local head, request = live_head(step, pool, budget)
+  local drr_policy = step.config.policy ~= "fifo"
+  local blocked = block_reason(step, pool)
+  local head, request = live_head(step, pool, budget, function(entry)
+    return not blocked and (not drr_policy or drr.can_pay(pool.record, pool.config, rotation.units(step, entry),
+      step.group.round))
+  end)
   if budget.spent then return end
   if not head then
     rotation.leave(step, pool) -- even if the record says that something waits: entries can be lost
@@ -137,8 +147,6 @@ local function visit(step, pool, claim, budget)
   end
   if rotation.rerank(step, pool, head) then return end
   local units = rotation.units(step, head)
-  local drr_policy = step.config.policy ~= "fifo"
-  local blocked = block_reason(step, pool)
   -- A blocked pool opens no visit: it would gather a quantum each time the free pools go round, and those of its
   -- endpoint that can pay wait parked and get none. A visit that is open ends as any other.
   if drr_policy and (pool.record.open or not blocked) then
@@ -162,6 +170,7 @@ end
 -- caller may sleep, and whether it should call again at once because a bound of this call was reached.
 function admission.claim(step, claim, want)
   claim.made = {}
+  due.run(step)
   local budget = { dead = schema.limits.dead_heads_max, barren = schema.limits.barren_visits_max }
   local blocked = false
   while #claim.made < want and budget.barren > 0 and not budget.spent do
@@ -185,10 +194,19 @@ function admission.claim(step, claim, want)
     and rotation.anyone(step) then
     wake.ring(step)
   end
-  return claim.made, IDLE_SLEEP_MS, again or false
+  return claim.made, due.sleep_ms(step, IDLE_SLEEP_MS), again or false
 end
 
---- The leases of a claim as the flat part of an answer.
+--- The answer of a claim, appended to `answer`.
+function admission.append_claim(answer, step, claimed)
+  for _, cell in ipairs({ step.now, step.config.generation, claimed.sleep_ms, claimed.again and 1 or 0, step.ended,
+    chores.due_in(step), #claimed.made }) do
+    answer[#answer + 1] = cell
+  end
+  return admission.append_rows(answer, claimed.made)
+end
+
+--- Leases as the flat part of an answer.
 function admission.append_rows(answer, made)
   for _, request in ipairs(made) do
     local at = #answer
@@ -197,6 +215,7 @@ function admission.append_rows(answer, made)
     answer[at + 7], answer[at + 8], answer[at + 9] = request.submitted_ms, request.claimed_ms, request.deadline_ms
     answer[at + 10], answer[at + 11], answer[at + 12] = request.lease_until, request.cost, request.bytes
     answer[at + 13], answer[at + 14], answer[at + 15] = request.nonce, request.envelope, request.body
+    answer[at + 16] = request.probe_until or 0
   end
   return answer
 end

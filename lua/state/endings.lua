@@ -1,10 +1,13 @@
 --- The one place where a request ends: state, counters, reply and record change in the same step.
+local dead = require("state.dead")
 local keys = require("state.keys")
 local pools = require("state.pools")
 local producers = require("state.producers")
 local replies = require("state.replies")
 local requests = require("state.requests")
+local results = require("state.results")
 local schema = require("schema")
+local tries = require("lib.tries")
 
 local endings = {}
 
@@ -17,7 +20,7 @@ local function append(step, request, ending, facts)
     "claimed_ms", leased and request.claimed_ms or "", "ended_ms", step.now,
     "status", facts.status or "", "error_type", facts.error_type or "",
     "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
-    "envelope", request.envelope or "")
+    "tries", tries.encode(request.tries), "envelope", request.envelope or "")
 end
 
 --- End `request` (in whatever state it is) as `ending`. `facts`: outcome, status, error_type, error_message, tokens,
@@ -25,14 +28,22 @@ end
 -- Counters of queue and slots are the caller's: it knows where the request stood.
 function endings.finish(step, request, ending, facts)
   append(step, request, ending, facts)
-  if schema.endings[ending].told and request.producer ~= "" and producers.alive(step, request.producer) then
+  local told = schema.endings[ending].told and not request.detached and request.producer ~= ""
+    and producers.alive(step, request.producer)
+  local kept = results.wanted(request)
+  if told or kept then
     local reply = facts.reply and facts.reply.head ~= "" and facts.reply
       or { head = replies.own_head(facts.error_type or ending, facts.error_message or ""), body = "" }
-    replies.push(step, request, ending, reply)
+    local said = ending == "reply_dropped" and facts.outcome or ending -- only a repeat will read it
+    local frame = replies.frame(step, request, said, reply)
+    if told then replies.push(step, request, frame) end
+    if kept then results.keep(step, request, frame, reply.by_reference) end
   elseif facts.reply and facts.reply.by_reference then
     replies.forget_body(step, request.id)
   end
+  if request.idempotency and not kept then results.release(step, request) end
   requests.finish(step, request, ending)
+  if ending == "dead" then dead.add(step, request) end
   request.state = "ended"
   local pool = pools.get(step, request.pool)
   if pool then pools.count(pool, "endings", ending) end

@@ -8,7 +8,7 @@ local group = {}
 --- A record as it stands before the first call.
 function group.new_record()
   return {
-    in_flight = 0, queued = 0, -- running and waiting requests
+    in_flight = 0, queued = 0, delayed = 0, -- running requests, waiting ones, those that wait for their next attempt
     seq = 0,                   -- arrival order over the whole group
     turn = 0,                  -- next turn number of the rotation
     round = 0,                 -- virtual rounds so far
@@ -16,6 +16,9 @@ function group.new_record()
     kept = 0,                  -- length of the kept list
     sleepers = {},             -- gateways that wait for a wake token
     last_beat = 0, grace_until = 0,
+    budget_start = 0, budget_first = 0, budget_retries = 0, -- lib/retry.lua
+    budget_first_before = 0, budget_retries_before = 0,
+    -- absent when unset: next_timer (state/timers.lua), next_chore (state/chores.lua)
   }
 end
 

@@ -10,7 +10,7 @@ function pools.new_record()
     depth = 0, bytes = 0,       -- live waiting requests and the bytes of their bodies
     tombstones = 0,             -- entries of requests that ended while they waited
     returned = 0,               -- entries in the returned zset
-    in_flight = 0,
+    in_flight = 0, delayed = 0,
     deficit = 0, mark = 0, open = false, launches = 0, -- lib/drr.lua
     place = "idle",             -- idle, line (can be visited) or parked
     kept = false,               -- stands in the kept list

@@ -36,4 +36,9 @@ function producers.alive(step, producer)
   return known
 end
 
+--- Whether somebody will take the request's reply: its producer, or whoever fetches it later.
+function producers.reachable(step, request)
+  return request.detached or producers.alive(step, request.producer)
+end
+
 return producers

@@ -1,4 +1,5 @@
 --- What time ends: leases that ran out and requests past their deadline. Bounded batches.
+local delivery = require("state.delivery")
 local endings = require("state.endings")
 local leases = require("state.leases")
 local pools = require("state.pools")
@@ -11,7 +12,6 @@ local slots = require("state.slots")
 local reaping = {}
 
 local LOST = "the gateway that ran the request stopped renewing its lease"
-local DEAD = "no attempt came to an end; max_attempts are spent"
 local EXPIRED = "the deadline passed"
 
 local function end_lease(step, request, ending, message)
@@ -32,22 +32,14 @@ function reaping.reap_leases(step, limit)
       if not request then requests.forget_deadline(step, id) end
       vanished = true
     else
-      local pool = pools.get(step, request.pool)
       leases.remove(step, request.gateway, { id })
-      if request.cancel then
-        end_lease(step, request, "cancelled", "cancelled by " .. request.cancel)
-      elseif not pool or pool.config.delivery ~= "at_least_once" then
-        end_lease(step, request, "lost", LOST)
-        lost = lost + 1
-      elseif step.now >= request.deadline_ms then
-        end_lease(step, request, "expired", EXPIRED)
-        expired = expired + 1
-      elseif request.attempt >= pool.config.max_attempts then
-        end_lease(step, request, "dead", DEAD)
-        lost = lost + 1
+      local ending, message = delivery.after_loss(step, request, LOST)
+      if ending then
+        end_lease(step, request, ending, message)
+        if ending == "expired" then expired = expired + 1 end
+        if ending == "lost" or ending == "dead" then lost = lost + 1 end
       else
-        requests.requeue(step, request)
-        slots.give_back(step, request)
+        delivery.run_again(step, request)
         returned = returned + 1
       end
     end
@@ -72,6 +64,11 @@ function reaping.expire(step, limit)
       endings.finish(step, request, "expired",
         { error_type = "expired", error_message = EXPIRED .. " while it waited" })
       if pool then rotation.lost_work(step, pool) end
+      ended = ended + 1
+    elseif request.state == "delayed" then
+      endings.finish(step, request, "expired",
+        { error_type = "expired", error_message = EXPIRED .. " before the next attempt" })
+      slots.undelay(step, request)
       ended = ended + 1
     elseif step.now >= request.deadline_ms + step.config.lease_ms then
       leases.remove(step, request.gateway, { id })

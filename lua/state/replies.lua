@@ -1,8 +1,9 @@
 --- Reply frames in a producer's list. Read without removing; trimmed when the producer says what it has handed over.
--- Header: contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference; then the gateway's
--- head and the body, each after a newline, which Lua does not read.
+-- Header: contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries; then the
+-- gateway's head and the body, each after a newline, which Lua does not read. `tries`: see lib/tries.lua.
 local keys = require("state.keys")
 local schema = require("schema")
+local tries = require("lib.tries")
 local wake = require("state.wake")
 
 local replies = {}
@@ -15,14 +16,18 @@ local function header(step, request, ending, by_reference)
     execution_ms = string.format("%d", step.now - request.claimed_ms)
   end
   local queue_ms = string.format("%d", waited_until - request.submitted_ms)
-  return string.format("%d|%d|terminal|%s|%s|%s|%d|%s|%s|%d", schema.contract.version, step.group.frame,
-    request.id, ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0)
+  return string.format("%d|%d|terminal|%s|%s|%s|%d|%s|%s|%d|%s", schema.contract.version, step.group.frame, request.id,
+    ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0, tries.encode(request.tries))
 end
 
---- Push the terminal frame. `head` and `body` are the gateway's bytes.
-function replies.push(step, request, ending, reply)
+--- The terminal frame of a request. `reply`: head and body are the gateway's bytes.
+function replies.frame(step, request, ending, reply)
+  return header(step, request, ending, reply.by_reference) .. "\n" .. reply.head .. "\n" .. reply.body
+end
+
+--- Push a frame to the request's producer.
+function replies.push(step, request, frame)
   local key = keys.of(step.root, "replies", request.producer)
-  local frame = header(step, request, ending, reply.by_reference) .. "\n" .. reply.head .. "\n" .. reply.body
   local length = server.call("RPUSH", key, frame)
   if length == 1 then -- later frames find the expiry set, and the producer's heartbeat renews it
     server.call("PEXPIRE", key, step.config.reply_ttl_ms)

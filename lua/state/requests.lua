@@ -1,9 +1,9 @@
 --- One request: its record, its body, its deadline.
 --
 -- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
--- deadline_ms, bytes, model, message_count, flow, level; from the last claim: gateway, dispatcher, fence, claimed_ms,
--- endpoint, claim_nonce, attempt, units), the producer's `envelope`, and `body` if it is small. A large body has its
--- own key.
+-- deadline_ms, bytes, model, message_count, flow, level, idempotency, detached; from the last claim: gateway,
+-- dispatcher, fence, claimed_ms, endpoint, claim_nonce, attempt, units, probe_until; earlier `tries`; due_ms of a
+-- retry), the producer's `envelope`, and `body` if it is small. A large body has its own key.
 local keys = require("state.keys")
 local packed = require("state.packed")
 local schema = require("schema")
@@ -48,7 +48,8 @@ function requests.admit(step, request)
   local record = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
     cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
     bytes = request.bytes, model = request.model, message_count = request.message_count, flow = request.flow,
-    level = request.level, attempt = 0, fence = 0, gateway = "", endpoint = "" })
+    level = request.level, idempotency = request.idempotency, detached = request.detached, attempt = 0, fence = 0,
+    gateway = "", endpoint = "" })
   local request_key = keys.of(step.root, "request", request.id)
   if is_small(request.bytes) then
     if #request.body ~= request.bytes then return false end
@@ -82,7 +83,8 @@ local function write(step, request, state)
     model = request.model, message_count = request.message_count, flow = request.flow, level = request.level,
     units = request.units, attempt = request.attempt, fence = request.fence,
     gateway = request.gateway, dispatcher = request.dispatcher, endpoint = request.endpoint,
-    claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce }))
+    claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce, probe_until = request.probe_until,
+    tries = request.tries, due_ms = request.due_ms, idempotency = request.idempotency, detached = request.detached }))
 end
 
 --- queued -> leased.
@@ -90,10 +92,21 @@ function requests.lease(step, request)
   write(step, request, "leased")
 end
 
---- leased -> queued. Keeps the attempt.
-function requests.requeue(step, request)
+local function unclaimed(request, state, due_ms)
   request.gateway, request.dispatcher, request.fence, request.claim_nonce = "", nil, 0, nil
+  request.probe_until, request.due_ms, request.state = nil, due_ms, state
+end
+
+--- leased, delayed -> queued. Keeps the attempt.
+function requests.requeue(step, request)
+  unclaimed(request, "queued", nil)
   write(step, request, "queued")
+end
+
+--- leased -> delayed: the next attempt is due at `due_ms`.
+function requests.delay(step, request, due_ms)
+  unclaimed(request, "delayed", due_ms)
+  write(step, request, "delayed")
 end
 
 --- Note that a running request should stop.
@@ -107,11 +120,51 @@ function requests.finish(step, request, ending)
   local request_key = keys.of(step.root, "request", request.id)
   local keep = step.config.retention_ms
   if request.state == "queued" then keep = keep + math.max(0, request.deadline_ms - step.now) end
-  server.call("HSET", request_key, "state", "ended", "ending", ending, "envelope", "", "body", "")
-  server.call("PEXPIRE", request_key, keep)
   step.finished = step.finished or {}
   step.finished[#step.finished + 1] = request.id
+  if ending == "dead" then -- kept whole, for inspection (state/dead.lua)
+    write(step, request, "ended")
+    server.call("HSET", request_key, "ending", ending)
+    return
+  end
+  server.call("HSET", request_key, "state", "ended", "ending", ending, "envelope", "", "body", "")
+  server.call("PEXPIRE", request_key, keep)
   requests.forget_body(step, request.id, request.nonce, request.bytes)
+end
+
+--- Let a request that has ended, and its body, stay for `ttl_ms` from now.
+function requests.keep(step, request, ttl_ms)
+  server.call("PEXPIRE", keys.of(step.root, "request", request.id), ttl_ms)
+  if not is_small(request.bytes) then
+    server.call("PEXPIRE", keys.of(step.root, "request_body", request.id, request.nonce), ttl_ms)
+  end
+end
+
+--- Drop what a request that is kept says; who it was stays readable as long as of any other.
+function requests.forget_content(step, request)
+  local request_key = keys.of(step.root, "request", request.id)
+  server.call("HSET", request_key, "envelope", "", "body", "")
+  server.call("PEXPIRE", request_key, step.config.retention_ms)
+  requests.forget_body(step, request.id, request.nonce, request.bytes)
+end
+
+--- Remove a request that is kept, with everything of it.
+function requests.discard(step, request)
+  server.call("PEXPIRE", keys.of(step.root, "request", request.id), 1)
+  requests.forget_body(step, request.id, request.nonce, request.bytes)
+end
+
+--- Hand the body of one request on to another that has not been admitted yet. False when it is not there in full.
+function requests.hand_on_body(step, from, to)
+  if is_small(from.bytes) then
+    to.body = from.body
+    return requests.body_is_whole(from)
+  end
+  local key = keys.of(step.root, "request_body", from.id, from.nonce)
+  if server.call("EXISTS", key) == 0 then return false end
+  to.body = ""
+  server.call("RENAME", key, keys.of(step.root, "request_body", to.id, to.nonce))
+  return true
 end
 
 --- Forget the deadlines of the requests that ended in this step. One write for all.

@@ -96,7 +96,10 @@ end
 
 --- Bring back who may use room on this endpoint: all pools below their minimum, and the lowest turn alone.
 function rotation.use_room(step, endpoint)
-  if endpoint.record.waiting == 0 or endpoints.block_reason(endpoint) then return end
+  if endpoint.record.waiting == 0 then return end
+  local blocked, blocked_until = endpoints.block_reason(step, endpoint)
+  if blocked_until then endpoints.look_again(step, endpoint, blocked_until) end
+  if blocked then return end
   local waiting_key = keys.of(step.root, "waiting", endpoint.name)
   for _, name in ipairs(server.call("ZRANGE", waiting_key, "-inf", "(0", "BYSCORE")) do
     local pool = pools.get(step, name)
@@ -268,7 +271,7 @@ function rotation.gained_work(step, pool)
       -- It may be older than the holder's, too: with room it does not wait for the holder's turn to end.
       local endpoint = endpoints.get(step, pool.config.endpoint)
       endpoints.unpark(step, endpoint, pool.name)
-      if endpoints.block_reason(endpoint) then
+      if endpoints.block_reason(step, endpoint) then
         endpoints.park(step, endpoint, pool, waiting_rank(step, pool))
       else
         rotation.come_back(step, pool)
@@ -310,7 +313,9 @@ end
 -- its endpoint was full until now, so pools that the pass did not ask may launch.
 function rotation.freed_slot(step, pool, endpoint, was_blocked)
   local record = pool.record
-  if was_blocked and not rotation.at_cap(pool) and not endpoints.block_reason(endpoint) then restart_pass(step) end
+  if was_blocked and not rotation.at_cap(pool) and not endpoints.block_reason(step, endpoint) then
+    restart_pass(step)
+  end
   if record.parked == "lane_capacity" then
     if not rotation.at_cap(pool) then rotation.come_back(step, pool) end
   elseif on_endpoint(record) then

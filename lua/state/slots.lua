@@ -6,16 +6,17 @@ local pools = require("state.pools")
 local queue = require("state.queue")
 local requests = require("state.requests")
 local rotation = require("state.rotation")
+local timers = require("state.timers")
 
 local slots = {}
 
-function slots.take(step, pool, endpoint, units)
+--- Take the slots of a request that is launched. Returns until when it must have ended if it is a breaker's probe.
+function slots.take(step, pool, request)
   pool.record.in_flight = pool.record.in_flight + 1
   pool.record.launched = pool.record.launched + 1
-  pool.record.cost_served = pool.record.cost_served + units
-  endpoint.record.in_flight = endpoint.record.in_flight + 1
-  endpoint.record.attempts = endpoint.record.attempts + 1
+  pool.record.cost_served = pool.record.cost_served + request.units
   step.group.in_flight = step.group.in_flight + 1
+  return endpoints.launched(step, endpoints.get(step, request.endpoint), request)
 end
 
 -- More leases than this would hold up the server; their counts are left to an audit.
@@ -53,11 +54,15 @@ function slots.recount(step)
   for _, name in ipairs(details.endpoints) do rotation.use_room(step, endpoints.get(step, name)) end
 end
 
---- Free the slots a lease holds: those it names, whatever the config says by now.
-function slots.free(step, request)
+local NO_VERDICT = { verdict = "neutral" }
+
+--- Free the slots a lease holds: those it names, whatever the config says by now. `about`: what the run says of its
+-- endpoint (state/endpoints.lua), nil when it came to no end.
+function slots.free(step, request, about)
   local pool = pools.get(step, request.pool)
   local endpoint = endpoints.get(step, request.endpoint)
-  local was_blocked = endpoints.block_reason(endpoint) ~= nil or (pool ~= nil and rotation.at_cap(pool))
+  local was_blocked = endpoints.block_reason(step, endpoint) ~= nil or (pool ~= nil and rotation.at_cap(pool))
+  endpoints.note(step, endpoint, request.id, request.fence, about or NO_VERDICT)
   step.group.in_flight = step.group.in_flight - 1
   endpoint.record.in_flight = endpoint.record.in_flight - 1
   if pool then pool.record.in_flight = pool.record.in_flight - 1 end
@@ -70,12 +75,31 @@ function slots.free(step, request)
   end
 end
 
---- A leased request goes back to where it stood in its pool.
-function slots.give_back(step, request)
+--- A leased request goes back to where it stood in its pool. Its attempt stays counted.
+function slots.give_back(step, request, about)
   local pool = pools.get(step, request.pool)
-  slots.free(step, request)
+  slots.free(step, request, about)
+  requests.requeue(step, request)
   queue.give_back(step, pool, request)
   rotation.gained_work(step, pool)
+end
+
+--- A leased request waits until `due` for its next attempt, outside its pool's lists.
+function slots.delay(step, request, due, about)
+  local pool = pools.get(step, request.pool)
+  slots.free(step, request, about)
+  requests.delay(step, request, due)
+  timers.set(step, "retry:" .. request.id, due)
+  step.group.delayed = (step.group.delayed or 0) + 1
+  pool.record.delayed = (pool.record.delayed or 0) + 1
+end
+
+--- A request waits for its next attempt no more. `due`: its timer has fired and is gone.
+function slots.undelay(step, request, due)
+  local pool = pools.get(step, request.pool)
+  if not due then timers.clear(step, "retry:" .. request.id) end
+  step.group.delayed = math.max(0, (step.group.delayed or 0) - 1)
+  if pool then pool.record.delayed = math.max(0, (pool.record.delayed or 0) - 1) end
 end
 
 return slots

@@ -6,6 +6,7 @@ local endpoints = require("state.endpoints")
 local group = require("state.group")
 local pools = require("state.pools")
 local requests = require("state.requests")
+local wake = require("state.wake")
 
 local step = {}
 
@@ -21,6 +22,7 @@ function step.save(self)
   pools.save(self)
   endpoints.save(self)
   requests.save(self)
+  if self.timer_moved then wake.ring(self) end -- who sleeps was told to look later than that
   group.save(self.root, self.group)
 end
 

@@ -54,7 +54,7 @@ async def test_expected_answers_are_records_not_errors(connection, group) -> Non
     sent = submission()
     await connection.run(group, f.request_submit(sent))
     again = await connection.run(group, f.request_submit(submission(request_id=sent.request_id)))
-    assert again == Exists("queued")
+    assert again == Exists("queued", sent.request_id)
     missing = await connection.run(group, f.request_submit(submission(body=b"", body_bytes=9)))
     assert isinstance(missing, Refused)
     assert (missing.reason, missing.retry_after_ms) == ("body_missing", None)

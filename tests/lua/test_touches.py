@@ -11,7 +11,17 @@ import redis
 
 from dispatch.fabric import functions as f
 from dispatch.fabric.headers import read_header
-from dispatch.fabric.records import Heartbeat, Lease, Outcome, Repair, Settlement, Submission
+from dispatch.fabric.records import (
+    Chore,
+    ChoreReport,
+    Heartbeat,
+    Lease,
+    Outcome,
+    Repair,
+    Settlement,
+    Submission,
+    Verdict,
+)
 from dispatch.fabric.schema import document, key, lua_root, root
 from dispatch.fabric.sync import BlockingConnection
 from tests.conftest import load_library
@@ -35,14 +45,15 @@ class Life:
 
     def submit(
         self, *, pool: str = "default", timeout_ms: int | None = None, body_bytes: int = 2, fairness_key: str = "",
-        priority: int | None = None,
+        priority: int | None = None, idempotency: str = "", detached: bool = False,
     ) -> str:  # fmt: skip
         number = next(self._numbers)
         submission = Submission(
             request_id=f"r{number}", pool_id=pool, producer_id="p", session="s", nonce=f"n{number}", model="m",
             message_count=1, images=0, pages=0, estimated_cost_units=None, timeout_ms=timeout_ms,
             envelope=b"{}", body_bytes=body_bytes, body=b"{}" if body_bytes == 2 else b"",
-            fairness_key=fairness_key, priority=priority,
+            fairness_key=fairness_key, priority=priority, idempotency=idempotency, fingerprint=idempotency,
+            detached=detached,
         )  # fmt: skip
         if not submission.body:
             body_key = key(GROUP, "request_body", id=submission.request_id, nonce=submission.nonce)
@@ -56,12 +67,13 @@ class Life:
 
     def settle(
         self, *leases: Lease, outcome: Outcome = Outcome.SUCCEEDED, want: int = 0, large: bool = False,
-        actual_units: int | None = None,
+        actual_units: int | None = None, error_type: str = "", verdict: Verdict = Verdict.NEUTRAL,
     ) -> None:  # fmt: skip
         items = [
             Settlement(
                 request_id=lease.request_id, fence=lease.fence, outcome=outcome, by_reference=large,
-                actual_cost_units=actual_units,
+                actual_cost_units=actual_units, error_type=error_type, verdict=verdict, hold_ms=10,
+                retryable=verdict is Verdict.BACKPRESSURE,
             )
             for lease in leases
         ]  # fmt: skip
@@ -106,6 +118,7 @@ class Life:
         self.submit(pool="interactive")
         self.settle(*self.claim(2), want=2)
         self.keyed()
+        self.troubled()
         self.watched()
         self.connection.close()
 
@@ -118,6 +131,34 @@ class Life:
         for action in ("pause", "drain", "resume"):
             self.connection.run(GROUP, f.pool_pause("backfill", action, actor="a"))
         self.settle(*self.claim(8))
+
+    def troubled(self) -> None:
+        """An endpoint that fails, holds and is probed, retries, and requests that nobody waits for."""
+        document = default_document()
+        document["endpoints"][0] |= {"breaker_failures": 1, "open_ms": 10, "gate": "vllm"}
+        document["pools"][1] |= {"max_attempts": 2, "retry_base_ms": 1, "retry_cap_ms": 1}
+        configure(self.url, GROUP, document, expected=2)
+        pool = document["pools"][1]["pool_id"]
+        self.submit(pool=pool, idempotency="k")
+        self.submit(pool=pool, idempotency="k")
+        self.cancel(self.submit(pool=pool, idempotency="c"))
+        retried, *_ = self.claim(8)
+        self.settle(retried, outcome=Outcome.FAILED, error_type="endpoint_overloaded", verdict=Verdict.BACKPRESSURE)
+        self.submit(pool=pool)
+        self.renew()
+        self.report()
+        self.settle(*self.claim(8), outcome=Outcome.FAILED, verdict=Verdict.FAILURE)
+        self.submit(pool=pool, idempotency="d", detached=True)
+        self.report()
+        self.settle(*self.claim(8), want=8)
+        self.connection.run(GROUP, f.lease_reap(limit=10))
+        chore = self.report()
+        for kind in ("sample", "probe"):
+            report = ChoreReport(kind=kind, endpoint_id="default", token=chore.token, waiting=1, token_ms=20)
+            self.connection.run(GROUP, f.endpoint_report("g", report))
+
+    def report(self) -> Chore:
+        return self.connection.run(GROUP, f.endpoint_report("g"))
 
     def watched(self) -> None:
         """What an operator's doctor asks and does."""
