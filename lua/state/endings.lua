@@ -37,7 +37,10 @@ function endings.finish(step, request, ending, facts)
     local said = ending == "reply_dropped" and facts.outcome or ending -- only a repeat will read it
     local frame = replies.frame(step, request, said, reply)
     if told then replies.push(step, request, frame) end
-    if kept then results.keep(step, request, frame, reply.by_reference) end
+    if kept then
+      results.keep(step, request, frame)
+      if reply.by_reference then replies.keep_body(step, request.id, step.config.idempotency_ttl_ms) end
+    end
   elseif facts.reply and facts.reply.by_reference then
     replies.forget_body(step, request.id)
   end

@@ -59,6 +59,11 @@ function replies.trim(root, producer, upto)
   return trimmed, server.call("LLEN", key)
 end
 
+--- Let a large reply stay for `ttl_ms` from now.
+function replies.keep_body(step, id, ttl_ms)
+  server.call("PEXPIRE", keys.of(step.root, "reply_body", id), ttl_ms)
+end
+
 --- Forget a large reply nobody will read.
 function replies.forget_body(step, id)
   server.call("PEXPIRE", keys.of(step.root, "reply_body", id), 1) -- freed outside this call

@@ -27,14 +27,13 @@ function results.wanted(request)
   return request.detached or (request.idempotency ~= nil and request.attempt > 0)
 end
 
---- Keep the terminal frame; `by_reference`: its body, too.
-function results.keep(step, request, frame, by_reference)
+--- Keep the terminal frame.
+function results.keep(step, request, frame)
   local ttl_ms = step.config.idempotency_ttl_ms
   server.call("SET", keys.of(step.root, "result", request.id), frame, "PX", ttl_ms)
   if request.idempotency then
     server.call("PEXPIRE", keys.of(step.root, "idempotency", request.idempotency), ttl_ms)
   end
-  if by_reference then server.call("PEXPIRE", keys.of(step.root, "reply_body", request.id), ttl_ms) end
 end
 
 --- The request ended without having run: a repeat is as good as the first.

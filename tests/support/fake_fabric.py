@@ -243,7 +243,7 @@ class FakeFabric:
     def _lease_settle(self, args: list[Any]) -> list[Any]:
         self._known()
         _, _, nonce, want, count, *cells = args
-        rows = [cells[at : at + 14] for at in range(0, 14 * count, 14)]
+        rows = [cells[at : at + 15] for at in range(0, 15 * count, 15)]
         if self.poison and any(row[0] == self.poison and row[11] for row in rows):
             raise BadArgument("a result that is not taken")
         if nonce not in self._answers:
@@ -271,7 +271,10 @@ class FakeFabric:
         for request_id, lease in self.leases.items():
             if request_id not in named and lease.claim_nonce not in nonces:
                 unknown += self._row(lease)
-        return [now_ms(), self.generation, len(lost), *lost, len(cancelled), *cancelled, *unknown]
+        return [now_ms(), self.generation, -1, len(lost), *lost, len(cancelled), *cancelled, *unknown]
+
+    def _endpoint_report(self, _args: list[Any]) -> list[Any]:
+        return [b"NONE", b"", 0, 0, -1]
 
     def _lease_reap(self, _args: list[Any]) -> list[Any]:
         return [now_ms(), 0, 0, 0, 0]
@@ -286,7 +289,7 @@ class FakeFabric:
         if not made:
             made = [self._lease(self.queue[0], nonce) for _ in range(min(want, len(self.queue)))]
         rows = [cell for lease in made for cell in self._row(lease)]
-        return [now_ms(), self.generation, SLEEP_MS, 0, 0, len(made), *rows]
+        return [now_ms(), self.generation, SLEEP_MS, 0, 0, -1, len(made), *rows]
 
     def _lease(self, request: FakeRequest, nonce: str) -> FakeRequest:
         self.queue.remove(request)
@@ -299,7 +302,7 @@ class FakeFabric:
     def _row(self, lease: FakeRequest) -> list[Any]:
         return [
             lease.request_id.encode(), b"default", b"p", b"default", lease.fence, lease.attempt, now_ms(), now_ms(),
-            lease.deadline_ms, lease.lease_until_ms, 1, lease.body_bytes, b"n", lease.envelope, lease.body,
+            lease.deadline_ms, lease.lease_until_ms, 1, lease.body_bytes, b"n", lease.envelope, lease.body, 0,
         ]  # fmt: skip
 
     def _settle(self, row: list[Any]) -> bytes:
