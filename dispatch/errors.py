@@ -9,7 +9,10 @@ DispatchError
 │   ├── FabricUnavailable   Valkey did not answer; it is not known whether the call was done
 │   │   └── OutcomeUnknown  the request was admitted; how it ended is not known
 │   ├── LibraryProblem      the function library is missing or another one
-│   ├── PoolUnknown  GroupUnknown  BadArgument  StateConflict  LeaseLost
+│   ├── PoolUnknown  GroupUnknown  BadArgument  LeaseLost
+│   ├── StateConflict       the request or the client is in a state that does not allow the call
+│   │   ├── RequestInProgress    the same call runs already under this idempotency key or request id
+│   │   └── IdempotencyConflict  another call has used this idempotency key or request id
 │   └── ScriptFault         the library itself failed; names Lua file and line
 ├── RequestRefused          not admitted; nothing was queued
 ├── RequestEnded            admitted, and ended otherwise than `succeeded`
@@ -97,6 +100,29 @@ class StateConflict(FabricError):
     """The request is in a state that does not allow the call."""
 
 
+class RequestInProgress(StateConflict):
+    """The same call was submitted before under this idempotency key or request id and has not ended; ask again later.
+
+    Nothing was queued. `request_id` is the earlier request's, `state` where that one is.
+    """
+
+    def __init__(self, message: str, *, request_id: str = "", state: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.state = state
+
+
+class IdempotencyConflict(StateConflict):
+    """Another call (operation, pool or body differ) has used this idempotency key or request id. Nothing was queued.
+
+    `request_id` is the earlier request's.
+    """
+
+    def __init__(self, message: str, *, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
 class LeaseLost(FabricError):
     """The caller no longer holds the lease; nothing was changed."""
 
@@ -144,6 +170,8 @@ class BackendError(DispatchError):
     """A direct call (no queue) did not succeed; `reply` says how."""
 
     def __init__(self, reply: Reply) -> None:
-        error = reply.error
-        super().__init__(error.message if error is not None else f"the endpoint answered {reply.status}")
+        error, address = reply.error, reply.head.backend_address
+        message = error.message if error is not None else f"the endpoint answered {reply.status}"
+        # Whoever gave a URL wants to see which one it was; the address has no credentials and no query.
+        super().__init__(message if address is None or address in message else f"{message} ({address})")
         self.reply = reply

@@ -6,10 +6,11 @@ The direct path and the queued path use these same records, so they cannot drift
 from dispatch.contract.call import Call, read_call
 from dispatch.contract.envelope import CONTRACT_VERSION, Operation, RequestEnvelope, Scalar
 from dispatch.contract.names import check_name
-from dispatch.contract.reply import Reply, ReplyError, ReplyHead, Usage
+from dispatch.contract.reply import Attempt, Reply, ReplyError, ReplyHead, Usage
 
 __all__ = [
     "CONTRACT_VERSION",
+    "Attempt",
     "Call",
     "Operation",
     "Reply",

@@ -21,10 +21,15 @@ class ReplyError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens as the endpoint reported them; None = it did not say (unknown is not zero)."""
+    """Tokens as the endpoint reported them; None = it did not say (unknown is not zero).
+
+    The last two are parts of the first two: read from a cache, and spent on reasoning.
+    """
 
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_input_tokens: int | None = None
+    reasoning_output_tokens: int | None = None
 
 
 class ReplyHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,16 +45,35 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: Usage | None = None
     finish_reasons: tuple[str, ...] = ()
     response_model: str | None = None
+    response_id: str | None = None
     gateway_id: str | None = None
     dispatcher_id: str | None = None
     endpoint_id: str | None = None
     backend_address: str | None = None
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """An earlier attempt at a request, which was followed by another one. Times are milliseconds of the server's clock.
+
+    `status` is the endpoint's, None if it gave none. `error_type` says why the attempt did not count: a word of
+    `ReplyError.type`, or `lost` when its gateway stopped renewing the lease.
+    """
+
+    number: int
+    claimed_ms: int
+    ended_ms: int
+    status: int | None
+    error_type: str
+    gateway_id: str
+    endpoint_id: str
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One terminal reply as the producer gets it. `queue_ms` is None for a direct call (no queue).
 
     `body` is the endpoint's answer byte for byte (decoded from its content encoding); empty when there is none.
+    `attempt` counts from 1; what became of the attempts before it stands in `tries`, the oldest first.
+    `replayed`: this is the stored reply of an earlier call with the same idempotency key or request id.
     """
 
     request_id: str
@@ -60,6 +84,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     queue_ms: int | None = None
     execution_ms: int | None = None
+    tries: tuple[Attempt, ...] = ()
+    replayed: bool = False
 
     @property
     def succeeded(self) -> bool:
