@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 import structlog
 
 from dispatch.contract import Call, Reply
-from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, StateConflict
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric import functions
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.functions import Admission
@@ -20,17 +20,21 @@ from dispatch.fabric.verifying import verify_library_blocking
 from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
 from dispatch.producer.draft import BODY_TTL_MS, make_draft
-from dispatch.producer.errand import RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
+from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
 from dispatch.producer.farewell import reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.overdue import ROUNDS_MAX, end_overdue
 from dispatch.producer.recovery import row_of, state_of
 from dispatch.producer.session import Session
+from dispatch.producer.standing import Standing
 
 _log = structlog.get_logger(__name__)
 
 _CLOSE_POLL_S = 0.01
+_LATE_S = 0.1
+_LAST_ROUND_S = 1.0
 
 
 @dataclass(slots=True)
@@ -57,10 +61,14 @@ class BlockingErrand(Errand["Future[Outcome]", Submit]):
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that was admitted. `until` on the monotonic clock = when to stop waiting."""
+    """A request that was admitted.
+
+    On the monotonic clock: `until` = when its reply is overdue and `finish` asks for it, `end` = when that gives up.
+    """
 
     errand: BlockingErrand
     until: float = 0.0
+    end: float = 0.0
 
     @property
     def ready(self) -> Future[Outcome]:
@@ -77,13 +85,15 @@ class BlockingQueuedPath:
         self.session = Session.begin(options)
         self.inbox = Inbox(time.monotonic)
         self._connection = BlockingConnection(url)
-        self._pump = BlockingPump(self._connection, self.session, self.inbox, self._taken_over)
+        self._standing = Standing(self.session, self.inbox)
+        self._pump = BlockingPump(self._connection, self.session, self.inbox, self._standing.taken_over)
         self._liveness = Liveness(
             self.session,
             lambda: beat_connection(url, self.session),
-            Listener(lapsed=self._pump.look_after, taken_over=self._taken_over),
+            Listener(lapsed=self._pump.look_after, taken_over=self._standing.taken_over),
         )
-        self._unusable: Callable[[], DispatchError] | None = None
+        self._standing.silencers = (self._liveness.stop, self._pump.retire)
+        self._asking = threading.Lock()
         self._ended = False
 
     def open(self) -> None:
@@ -120,8 +130,7 @@ class BlockingQueuedPath:
             InvalidRequest: the call cannot be queued.
             StateConflict: the client cannot be used any more.
         """
-        if self._unusable is not None:
-            raise self._unusable()
+        self._standing.check()
         errand = BlockingErrand(
             draft=make_draft(self.session, call, options),
             slot=Future(),
@@ -138,10 +147,17 @@ class BlockingQueuedPath:
             FabricUnavailable: Valkey did not answer; whether it was queued is not known, and the caller cancels it.
         """
         errand = waiting.errand
-        self.inbox.expect(errand.request_id, errand.slot)
+        self.inbox.expect(errand.request_id, errand.slot, errand.draft.submission.fingerprint)
         self._pump.wake()
-        waiting.until = self._admit(errand) + time.monotonic()
+        reply_s = self._admit(errand)
+        waiting.end = time.monotonic() + reply_s
+        waiting.until = time.monotonic() + errand.overdue_in_s(reply_s)
+        if errand.replay is not None:
+            self.inbox.settle(errand.request_id, errand.replay)
+            return
         self.inbox.admitted(errand.request_id)
+        if errand.lapsed:  # the group may have taken this producer for gone and dropped earlier requests
+            self._pump.look_after()
 
     def finish(self, waiting: Waiting) -> Reply:
         """Wait for the terminal reply, whatever its ending.
@@ -150,22 +166,20 @@ class BlockingQueuedPath:
             FabricUnavailable, StateConflict: no reply will come; the text says what is known.
         """
         errand = waiting.errand
-        try:
-            outcome = errand.slot.result(max(0, waiting.until - time.monotonic()))
-            if isinstance(outcome, DispatchError):
-                raise outcome
-            if isinstance(outcome, Frame):
-                return self._read_body(outcome, waiting.until)
-        except FutureTimeout:
-            reply = errand.no_word(time.monotonic() - self._pump.last_contact)
+        outcome = self._outcome(waiting)
+        if isinstance(outcome, DispatchError):
+            raise outcome
+        if isinstance(outcome, Frame):
+            return self._read_body(waiting, outcome)
+        if outcome is None:
+            outcome = errand.no_word(time.monotonic() - self._pump.last_contact)
             self.leave(waiting)
-            return reply
         return outcome
 
     def leave(self, waiting: Waiting) -> None:
         """Stop waiting and see to it that the request does not run for nobody. One attempt; never raises an error."""
         errand = waiting.errand
-        if errand.has_ended() or errand.surely_not_queued():
+        if errand.has_ended() or errand.surely_not_queued() or errand.draft.lasting:
             self.inbox.withdraw(errand.request_id, errand.slot)
             return
         self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
@@ -183,12 +197,12 @@ class BlockingQueuedPath:
         if self._ended:
             return
         self._ended = True
-        self._unusable = self._unusable or _closed
+        self._standing.end(self.session.closed)
         until = time.monotonic() + self._options.close_ms / 1000
         try:
             self._cancel_outstanding(until)
         finally:
-            self.inbox.fail_all(_closed)
+            self.inbox.fail_all(self.session.closed)
             self._liveness.stop()
             self._pump.stop()
             self._pump.join()
@@ -204,8 +218,7 @@ class BlockingQueuedPath:
                 return reply_s
             if errand.admission_left_s() <= pause:
                 raise errand.unanswered(answer)
-            if self._unusable is not None:
-                raise self._unusable()
+            self._standing.check()
             time.sleep(pause)
             pause = min(pause * 2, RETRY_MAX_S)
 
@@ -225,20 +238,45 @@ class BlockingQueuedPath:
             errand.attempt.answer = error
         return errand.attempt.answer
 
-    def _read_body(self, frame: Frame, until: float) -> Reply:
+    def _outcome(self, waiting: Waiting) -> Outcome | None:
+        """Wait for the outcome; once it is overdue, have the group end what is past its deadline. None = none came."""
+        slot, left = waiting.errand.slot, waiting.until - time.monotonic()
+        while True:
+            try:
+                return slot.result(max(0.0, left))
+            except FutureTimeout:
+                if (late_s := time.monotonic() - waiting.end) >= 0:
+                    # A process that stood still goes on with all its threads: the pump gets its turn first.
+                    return slot.result() if late_s > _LATE_S and wait([slot], _LAST_ROUND_S).done else None
+            with self._asking:  # one thread asks for all
+                if not slot.done():
+                    self._end_overdue()
+            left = min(ASK_AGAIN_S, waiting.end - time.monotonic())
+
+    def _end_overdue(self) -> None:
+        try:
+            for _ in range(ROUNDS_MAX):
+                if not self._connection.run(self.session.group, end_overdue()).more:
+                    return
+        except DispatchError as error:
+            _log.debug("overdue_not_ended", reason=str(error))  # whoever still waits asks again
+
+    def _read_body(self, waiting: Waiting, frame: Frame) -> Reply:
         where = body_key(self.session.group, frame)
         while True:
             try:
                 body = self._connection.get(where)
                 break
             except FabricUnavailable as error:
-                if time.monotonic() > until:
+                if time.monotonic() > waiting.end:
                     name = frame.reply.request_id
                     raise OutcomeUnknown(
                         f"request {name} ended, but its reply's body could not be read in time"
                     ) from error
                 time.sleep(RETRY_S)
         reply = with_body(frame, body)
+        if waiting.errand.draft.repeatable:
+            return reply
         try:
             self._connection.put(where, b"", ttl_ms=1)  # read once: free its memory now
         except DispatchError as error:
@@ -266,15 +304,3 @@ class BlockingQueuedPath:
                     time.sleep(_CLOSE_POLL_S)
         except DispatchError as error:
             _log.warning("requests_not_cancelled", producer_id=self.session.producer_id, reason=str(error))
-
-    def _taken_over(self) -> None:
-        if self._unusable is None:
-            _log.error("producer_taken_over", producer_id=self.session.producer_id)
-            self._unusable = self.session.taken_over
-            self._liveness.stop()
-            self._pump.retire()
-            self.inbox.fail_all(self.session.taken_over)
-
-
-def _closed() -> DispatchError:
-    return StateConflict("the client was closed; requests still outstanding were told to stop")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from dispatch.contract import Call, Reply
 from dispatch.errors import StateConflict
@@ -33,15 +34,22 @@ class Running:
         return self.future
 
 
+@dataclass(frozen=True, slots=True)
+class _World:
+    """The event loop's thread and what lives in its loop."""
+
+    portal: BlockingPortal
+    path: DirectPath
+    thread: threading.Thread
+
+
 class BlockingDirectPath:
     """Calls one endpoint from many threads."""
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._pid = os.getpid()
-        self._resources = ExitStack()
-        self._portal: BlockingPortal | None = None
-        self._path: DirectPath | None = None
+        self._world: _World | None = None
 
     @property
     def forked(self) -> bool:
@@ -54,12 +62,11 @@ class BlockingDirectPath:
         Raises:
             ConfigurationError: the endpoint's URL is wrong.
         """
-        with ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal())
-            self._path = portal.call(DirectPath.open, self._options)
-            stack.callback(portal.call, self._path.aclose)
-            self._portal = portal
-            self._resources = stack.pop_all()
+        # No `start_blocking_portal()`: in a forked child, which has its generator without its thread, that would wait
+        # for the thread when the generator is collected.
+        started: Future[_World] = Future()
+        threading.Thread(target=self._serve, args=(started,), name="direct-calls", daemon=True).start()
+        self._world = started.result()
 
     def prepare(self, call: Call, options: CallOptions) -> Running:
         """Note a call; nothing is sent yet."""
@@ -71,9 +78,10 @@ class BlockingDirectPath:
         Raises:
             StateConflict: the client is closed.
         """
-        if self._portal is None or self._path is None:
+        world = self._world
+        if world is None:
             raise StateConflict("the client is closed")
-        running.future = self._portal.start_task_soon(self._path.call, running.call, running.options)
+        running.future = world.portal.start_task_soon(world.path.call, running.call, running.options)
 
     def finish(self, running: Running) -> Reply:
         """Wait for the reply, whatever its ending.
@@ -90,5 +98,22 @@ class BlockingDirectPath:
 
     def close(self) -> None:
         """Close the connections and end the thread; calls under way fail. Repeatable."""
-        self._portal = None
-        self._resources.close()
+        world, self._world = self._world, None
+        if world is not None:
+            world.portal.call(world.path.aclose)
+            world.portal.call(world.portal.stop)
+            world.thread.join()
+
+    def _serve(self, started: Future[_World]) -> None:
+        try:
+            anyio.run(self._live, started)
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    async def _live(self, started: Future[_World]) -> None:
+        path = await DirectPath.open(self._options)
+        async with BlockingPortal() as portal:
+            started.set_result(_World(portal, path, threading.current_thread()))
+            await portal.sleep_until_stopped()

@@ -41,7 +41,7 @@ class Bodies:
                 return with_body(frame, body)
 
     async def release(self, frame: Frame) -> None:
-        """Free the body's memory: it has one reader only, and waiting out the expiry would keep it for minutes."""
+        """Free the body's memory: it has no other reader, and waiting out the expiry would keep it for minutes."""
         try:
             await self._connection.put(body_key(self._group, frame), b"", ttl_ms=1)
         except DispatchError:
@@ -59,9 +59,10 @@ def with_body(frame: Frame, body: bytes | None) -> Reply:
     Raises:
         OutcomeUnknown: there is none.
     """
+    reply = frame.reply
     if body is None:
-        raise OutcomeUnknown(
-            f"the body of the reply to request {frame.reply.request_id} (ended {frame.reply.ending}) is gone: "
-            "it was not read within its expiry"
-        )
-    return msgspec.structs.replace(frame.reply, body=body)
+        name = f"request {reply.request_id} (ended {reply.ending})"
+        if reply.replayed:
+            raise OutcomeUnknown(f"the stored reply of {name} cannot be repeated: its body is gone; nothing was queued")
+        raise OutcomeUnknown(f"the body of the reply to {name} is gone: it was not read within its expiry")
+    return msgspec.structs.replace(reply, body=body)

@@ -78,6 +78,7 @@ class DispatchClient:
             FabricUnavailable, LibraryProblem, ConfigurationError: the group cannot be used; says what to do.
         """
         if self._path is not None:
+            self._check_process()
             raise StateConflict("this client is open already")
         self._pid = os.getpid()
         if self._options.direct:
@@ -115,8 +116,9 @@ class DispatchClient:
 
     @property
     def producer_id(self) -> str | None:
-        """The name under which the group knows this client; None while it is not open, and for a direct one."""
-        return self._path.session.producer_id if isinstance(self._path, QueuedPath) else None
+        """The name under which the group knows this client; None while it is not open here, and for a direct one."""
+        path = self._path
+        return path.session.producer_id if isinstance(path, QueuedPath) and os.getpid() == self._pid else None
 
     async def complete(
         self,
@@ -155,6 +157,7 @@ class DispatchClient:
         """
         if self._path is None:
             raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
+        self._check_process()
         return await self._path.call(call, options or CallOptions())
 
     async def batch_generate(
@@ -177,6 +180,14 @@ class DispatchClient:
         if not reply.succeeded:
             raise BackendError(reply) if self._options.direct else RequestEnded(reply)
         return reply
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise StateConflict(
+                f"this client was opened in process {self._pid} and cannot be used in a forked child, as an event loop "
+                "cannot: open a new DispatchClient there, inside asyncio.run(), or use dispatch.sync.DispatchClient, "
+                "which goes on in a child"
+            )
 
     async def _close_owned(self) -> None:
         connection, self._owned = self._owned, None

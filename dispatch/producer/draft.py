@@ -8,12 +8,21 @@ from collections.abc import Mapping
 import msgspec
 
 from dispatch.contract import CONTRACT_VERSION, Call, RequestEnvelope, Scalar
-from dispatch.errors import InvalidRequest, RequestRefused, StateConflict
+from dispatch.errors import (
+    DispatchError,
+    IdempotencyConflict,
+    InvalidRequest,
+    OutcomeUnknown,
+    RequestInProgress,
+    RequestRefused,
+    StateConflict,
+)
 from dispatch.fabric import functions
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.functions import Admission
 from dispatch.fabric.records import Exists, Refused, Submission
 from dispatch.fabric.schema import LIMITS, document, key
+from dispatch.producer.idempotency import KeyKind, fingerprint, key_hash
 from dispatch.producer.options import CallOptions, whole_units
 from dispatch.producer.session import Session
 from dispatch.telemetry.context import current_trace
@@ -29,17 +38,24 @@ class Draft(msgspec.Struct, frozen=True):
 
     `own_id`: the request id was made up here, so nobody else's request can carry it.
     `body_key` is where `body` has to be stored first; None = it travels inside the submit.
+    `lasting`: it goes on when its caller leaves, because whoever repeats its idempotency key gets its reply.
     """
 
     submission: Submission
     body: bytes
     body_key: str | None
     own_id: bool
+    lasting: bool
 
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.submission.request_id
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether others may ask for its reply again, so that its body must not be freed when it was read."""
+        return self.submission.idempotency != ""
 
     def submit(self, timeout_ms: int | None) -> FunctionCall[Admission]:
         """Make the submit with `timeout_ms` left; the nonce stays, so a repeat is never a second request."""
@@ -59,6 +75,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
     request_id = options.request_id or secrets.token_hex(16)
     nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
+    idempotency = _idempotency(options)
     submission = Submission(
         request_id=request_id,
         pool_id=options.pool_id,
@@ -77,9 +94,11 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         liveness_ms=session.liveness_ms,
         fairness_key=options.fairness_key or "",
         priority=options.priority,
+        idempotency=idempotency,
+        fingerprint=fingerprint(call, options.pool_id) if idempotency else "",
     )
     body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
-    return Draft(submission, call.body, body_key, options.request_id is None)
+    return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None)
 
 
 def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
@@ -115,12 +134,10 @@ class Submitted(msgspec.Struct, frozen=True):
     units: int | None
 
 
-def refusal(draft: Draft, answer: Exists | Refused) -> StateConflict | RequestRefused:
-    """Make the error for a submit that was answered with anything but `Admitted`."""
+def refusal(draft: Draft, answer: Exists | Refused) -> DispatchError:
+    """Make the error for a submit that was neither admitted nor answered with a stored reply."""
     if isinstance(answer, Exists):
-        return StateConflict(
-            f"request_id {draft.request_id!r} is in use: that request is {answer.state}; nothing was queued"
-        )
+        return _in_use(draft, answer)
     meaning = document()["refusals"].get(answer.reason, "refused")
     pool_id = draft.submission.pool_id
     return RequestRefused(
@@ -159,6 +176,36 @@ def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
             metadata=dict(options.metadata),
         )
     )
+
+
+def _in_use(draft: Draft, answer: Exists) -> DispatchError:
+    """Make the error for a key or an id that stands for another submit."""
+    which = "the idempotency key" if draft.lasting else f"request_id {draft.request_id!r}"
+    earlier = answer.request_id or draft.request_id
+    if answer.same is False:
+        message = f"{which} was used for another call (request {earlier}); nothing was queued. Give each call its own"
+        return IdempotencyConflict(message, request_id=earlier)
+    if answer.state == "ended" and draft.lasting:
+        return OutcomeUnknown(
+            f"{which} stands for request {earlier}, which has ended, but its reply is gone; nothing was queued now. "
+            "Use another key to make the call again"
+        )
+    if answer.state == "ended":  # it never ran, or it ended long ago
+        return StateConflict(
+            f"request_id {earlier!r} is in use: that request is ended, and its reply is not kept; nothing was queued"
+        )
+    if answer.same:
+        message = f"{which} is in use: that request is {answer.state}; nothing was queued. Ask again when it has ended"
+        return RequestInProgress(message, request_id=earlier, state=answer.state)
+    return StateConflict(f"{which} is in use: that request is {answer.state}; nothing was queued")
+
+
+def _idempotency(options: CallOptions) -> str:
+    if options.idempotency_key is not None:
+        return key_hash(options.scope, KeyKind.HEADER, options.idempotency_key)
+    if options.request_id is not None:
+        return key_hash(options.scope, KeyKind.REQUEST_ID, options.request_id)
+    return ""
 
 
 def _count(metadata: Mapping[str, Scalar], name: str) -> int | None:

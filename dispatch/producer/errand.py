@@ -6,11 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
-from dispatch.fabric.frames import Frame
+from dispatch.fabric.frames import Frame, decode_frame
 from dispatch.fabric.functions import Admission
-from dispatch.fabric.records import Admitted, Refused
+from dispatch.fabric.records import Admitted, Refused, Replayed
 from dispatch.producer.draft import Draft, refusal
 from dispatch.producer.inbox import Outcome, Slot
 from dispatch.producer.options import CallOptions, ClientOptions
@@ -20,6 +22,15 @@ GRACE_S = 2.0
 
 ADMISSION_MAX_S = 50.0
 """How long a submit may go on at most, also while others are answered; a group remembers an ended request for 60 s."""
+
+REPLAY_S = 30.0
+"""How long reading a stored reply may take."""
+
+ASK_S = 0.1
+"""How long after its deadline a request without a reply is asked after: one that runs is ended by its gateway."""
+
+ASK_AGAIN_S = 0.5
+"""Pause before it is asked after again."""
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 0.5
 """Pause between two attempts to submit, doubled each time."""
@@ -67,6 +78,10 @@ class Errand(Generic[SlotT, AttemptT]):
     """Its body stands under its key."""
     uncertain: bool = False
     """The answer of an earlier attempt to submit was lost."""
+    lapsed: bool = False
+    """The producer's liveness had run out when the request came."""
+    replay: Outcome | None = None
+    """The stored reply of an earlier call, which stands for this one."""
 
     @property
     def request_id(self) -> str:
@@ -103,7 +118,11 @@ class Errand(Generic[SlotT, AttemptT]):
             RequestRefused, StateConflict, PoolUnknown, ...: nothing was queued.
         """
         if isinstance(answer, Admitted):
+            self.lapsed = answer.lapsed
             return max(0, answer.deadline_ms - answer.server_ms) / 1000 + GRACE_S
+        if isinstance(answer, Replayed):
+            self.replay = _replayed(answer)
+            return REPLAY_S
         if isinstance(answer, FabricUnavailable):
             self.uncertain = self.uncertain or (self.attempt is not None and self.attempt.sent)
             return GRACE_S if self.slot.done() else None  # the reply may be faster than the answer
@@ -114,11 +133,16 @@ class Errand(Generic[SlotT, AttemptT]):
             return None
         raise refusal(self.draft, answer)
 
+    def overdue_in_s(self, reply_s: float) -> float:
+        """Return in how many seconds the reply is overdue, if it may take `reply_s` (what `judge` returned)."""
+        return max(0.0, reply_s - GRACE_S) + ASK_S
+
     def unanswered(self, answer: Admission | DispatchError) -> FabricUnavailable:
         """Make the error for a submit that got no answer within its bound; `answer` is what the last attempt met."""
         known = "it is not queued"
         if self.uncertain:
-            known = "it is not known whether it was queued; if it was, it is cancelled"
+            after = "repeat it with the same key" if self.draft.lasting else "if it was, it is cancelled"
+            known = f"it is not known whether it was queued; {after}"
         cause = answer if isinstance(answer, DispatchError) else "its body could not be stored"
         return FabricUnavailable(
             f"request {self.request_id} was not admitted in {self.admission_s:g} s: {cause}; {known}"
@@ -164,6 +188,17 @@ class Errand(Generic[SlotT, AttemptT]):
         head = ReplyHead(error=ReplyError(type="expired", message=message, source="dispatch"))
         pool_id = self.draft.submission.pool_id
         return Reply(request_id=self.request_id, pool_id=pool_id, ending="expired", head=head)
+
+
+def _replayed(answer: Replayed) -> Outcome:
+    """Return the stored reply, marked as such.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
+    frame = decode_frame(answer.frame)
+    reply = msgspec.structs.replace(frame.reply, replayed=True)
+    return msgspec.structs.replace(frame, reply=reply) if frame.by_reference else reply
 
 
 def admission_bound_s(options: CallOptions, client: ClientOptions) -> float:

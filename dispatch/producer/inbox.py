@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from dispatch.contract.reply import Reply
-from dispatch.errors import ContractError, ContractMismatch, DispatchError, StateConflict
+from dispatch.errors import ContractError, ContractMismatch, DispatchError, IdempotencyConflict, RequestInProgress
 from dispatch.fabric.frames import Frame, decode_frame, sequence_of
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +37,7 @@ class Slot(Protocol):
 @dataclass(slots=True)
 class _Entry:
     slot: Slot
+    fingerprint: str
     admitted: bool = False
 
 
@@ -54,16 +55,20 @@ class Inbox:
     _abandoned: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def expect(self, request_id: str, slot: Slot) -> None:
-        """Give the reply of `request_id` to `slot` when it comes.
+    def expect(self, request_id: str, slot: Slot, fingerprint: str = "") -> None:
+        """Give the reply of `request_id` to `slot` when it comes. `fingerprint` says what call it is.
 
         Raises:
-            StateConflict: this client already waits for a request of that id.
+            RequestInProgress, IdempotencyConflict: this client already waits for a request of that id, which is the
+                same call, or another one.
         """
         with self._lock:
-            if request_id in self._waiting:
-                raise StateConflict(f"request_id {request_id!r} is in use: this client waits for that request's reply")
-            self._waiting[request_id] = _Entry(slot)
+            if (earlier := self._waiting.get(request_id)) is not None:
+                message = f"request_id {request_id!r} is in use: this client waits for that request's reply"
+                if earlier.fingerprint == fingerprint:
+                    raise RequestInProgress(message, request_id=request_id)
+                raise IdempotencyConflict(f"{message}, and it is another call", request_id=request_id)
+            self._waiting[request_id] = _Entry(slot, fingerprint)
             self._abandoned.pop(request_id, None)
 
     def admitted(self, request_id: str) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import ConfigurationError, InvalidRequest
 from dispatch.fabric.schema import LIMITS
+from dispatch.producer.idempotency import check_key
 
 if TYPE_CHECKING:  # the HTTP stack is loaded by clients that call an endpoint themselves, not by every producer
     from dispatch.backend.endpoint import Endpoint
@@ -87,7 +88,11 @@ class ClientOptions:
 class CallOptions:
     """What travels beside one call's body.
 
-    `request_id` None = one is made up. `timeout_ms` None = the pool's default; it counts from admission.
+    `request_id` None = one is made up; a given one counts as an idempotency key, too.
+    `idempotency_key`: the group makes the call once, and whoever repeats it with this key (also elsewhere, also when
+    the first caller is gone) gets the stored reply, until `idempotency_ttl_ms` after its end. The call is not cancelled
+    when its caller leaves. `scope` parts callers whose keys must not meet (the id of an API key).
+    `timeout_ms` None = the pool's default; it counts from admission.
     `metadata` is for operators and for the cost rule (`image_count`, `chunk_page_count`, `page_count`,
     `estimated_cost_units`); it is never part of the body. `admission_ms` None = the client's.
     `fairness_key` says for whom the call is: the keys of one pool share it evenly (None = one key for all without).
@@ -97,6 +102,8 @@ class CallOptions:
 
     pool_id: str = DEFAULT_POOL
     request_id: str | None = None
+    idempotency_key: str | None = None
+    scope: str = ""
     timeout_ms: int | None = None
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     estimated_cost_units: int | None = None
@@ -112,6 +119,8 @@ class CallOptions:
         for name in ("request_id", "fairness_key"):
             if getattr(self, name) is not None:
                 _check_text_name(name, getattr(self, name))
+        if self.idempotency_key is not None:
+            check_key(self.idempotency_key)
         if self.priority is not None and (type(self.priority) is not int or not 0 <= self.priority <= PRIORITY_MAX):
             message = f"priority is {self.priority!r}: a whole number from 0 (first) to {PRIORITY_MAX} is allowed"
             raise InvalidRequest(message, param="priority", code="invalid_value")

@@ -17,22 +17,25 @@ from dispatch.fabric.connection import Connection
 from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
 from dispatch.producer.draft import make_draft
-from dispatch.producer.errand import admission_bound_s
+from dispatch.producer.errand import ASK_AGAIN_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.overdue import Overdue
 from dispatch.producer.pipeline import SENDERS, Pipeline
 from dispatch.producer.promise import Promise
 from dispatch.producer.pump import Pump, PumpEvents
 from dispatch.producer.recovery import unanswerable
 from dispatch.producer.session import Session
+from dispatch.producer.standing import Standing
 from dispatch.producer.submitter import AsyncErrand, Submitter
 
 _log = structlog.get_logger(__name__)
 
 _CLOSE_POLL_S = 0.01
 _LAST_DRAIN_S = 1.0
+_LATE_S = 0.1  # an event loop that is later than this has not had its turn at the replies, either
 _LOOK_AGAIN_S = 1.0
 
 
@@ -48,22 +51,24 @@ class QueuedPath:
         self._submitter = Submitter(connection, self._pipeline)
         self._farewell = Farewell(connection, self._pipeline, self.session, self.inbox)
         self._bodies = Bodies(connection, self.session.group)
-        events = PumpEvents(recovered=self._interrupted, taken_over=self._taken_over)
+        self._overdue = Overdue(connection, self.session.group)
+        self._standing = Standing(self.session, self.inbox)
+        events = PumpEvents(recovered=self._interrupted, taken_over=self._standing.taken_over)
         self._pump = Pump(connection, self.session, self.inbox, events)
         self._liveness = Liveness(
             self.session,
             lambda: beat_connection(url, self.session),
             Listener(
                 lapsed=lambda: self._from_thread(self._interrupted),
-                taken_over=lambda: self._from_thread(self._taken_over),
+                taken_over=lambda: self._from_thread(self._standing.taken_over),
             ),
         )
+        self._standing.silencers = (self._liveness.stop, self._pump.retire)
         self._stop = anyio.Event()
         self._doubt = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unusable: Callable[[], DispatchError] | None = None
 
     async def open(self) -> None:
         """Check the library, give the first sign of life and start the background work.
@@ -100,18 +105,20 @@ class QueuedPath:
             FabricUnavailable: Valkey did not answer; whether it was queued is not known, and it is cancelled if so.
             OutcomeUnknown: it was queued, and how it ended cannot be learnt any more.
         """
-        self._check_usable()
+        self._standing.check()
+        if self._supervisor is None:
+            raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
         errand = AsyncErrand(
             draft=make_draft(self.session, call, options),
             slot=Promise(),
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
         )
-        self.inbox.expect(errand.request_id, errand.slot)
+        self.inbox.expect(errand.request_id, errand.slot, errand.draft.submission.fingerprint)
         try:
             self._pump.wake()
             reply_s = await self._submitter.admit(errand)
-            self.inbox.admitted(errand.request_id)
+            self._admitted(errand)
             return await self._reply(errand, reply_s)
         except BaseException:
             self._leave(errand)
@@ -122,15 +129,14 @@ class QueuedPath:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None:
             return
-        self._unusable = self._unusable or _closed
+        self._standing.end(self.session.closed)
         self._liveness.stop()
         with anyio.CancelScope(shield=True):
             if not supervisor.done():
                 with anyio.move_on_after(self._options.close_ms / 1000):
                     await self._cancel_outstanding()
-                self.inbox.fail_all(_closed)
-                with anyio.move_on_after(_LAST_DRAIN_S):
-                    await self._last_drain()
+                self.inbox.fail_all(self.session.closed)
+                await self._last_drain()
             self._stop.set()
             await asyncio.wait([supervisor])
             await anyio.to_thread.run_sync(self._liveness.join)
@@ -144,6 +150,7 @@ class QueuedPath:
                 tasks.start_soon(self._pipeline.run)
             tasks.start_soon(self._pump.run)
             tasks.start_soon(self._look_after)
+            tasks.start_soon(self._overdue.run)
             started.set()
             await self._stop.wait()
             self._tasks = None
@@ -152,15 +159,30 @@ class QueuedPath:
     def _supervisor_ended(self, supervisor: asyncio.Task[None]) -> None:
         self._tasks = None
         self._liveness.stop()
-        if self._unusable is None:  # nobody closed it: a bug in the background work, or the loop is being torn down
-            self._unusable = _broken
+        if self._standing.good:  # nobody closed it: a bug in the background work, or the loop is being torn down
+            self._standing.end(_broken)
             self.inbox.fail_all(_broken)
             if not supervisor.cancelled():
                 _log.error("producer_broken", producer_id=self.session.producer_id, error=repr(supervisor.exception()))
 
+    def _admitted(self, errand: AsyncErrand) -> None:
+        """Note what the submit came to: the reply is due, or here already."""
+        if errand.replay is not None:
+            self.inbox.settle(errand.request_id, errand.replay)
+            return
+        self.inbox.admitted(errand.request_id)
+        if errand.lapsed:  # the group may have taken this producer for gone and dropped earlier requests
+            self._interrupted()
+
     async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
         until = time.monotonic() + reply_s
-        if await errand.slot.within(reply_s):
+        pause = errand.overdue_in_s(reply_s)
+        while not await errand.slot.within(pause) and time.monotonic() < until:
+            self._overdue.ask()
+            pause = min(ASK_AGAIN_S, max(0.0, until - time.monotonic()))
+        if not errand.slot.done() and time.monotonic() > until + _LATE_S:
+            await self._last_drain()
+        if errand.slot.done():
             outcome = errand.slot.result()
             if isinstance(outcome, DispatchError):
                 raise outcome
@@ -168,7 +190,7 @@ class QueuedPath:
                 return outcome
             with anyio.move_on_after(until - time.monotonic()):
                 reply = await self._bodies.read(outcome)
-                if self._tasks is not None:
+                if self._tasks is not None and not errand.draft.repeatable:
                     self._tasks.start_soon(self._bodies.release, outcome)
                 return reply
         overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
@@ -177,7 +199,7 @@ class QueuedPath:
 
     def _leave(self, errand: AsyncErrand) -> None:
         """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
-        if errand.has_ended() or errand.surely_not_queued() or self._tasks is None:
+        if errand.has_ended() or errand.surely_not_queued() or errand.draft.lasting or self._tasks is None:
             self.inbox.withdraw(errand.request_id, errand.slot)
             return
         self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
@@ -194,10 +216,12 @@ class QueuedPath:
                 await anyio.sleep(_CLOSE_POLL_S)
 
     async def _last_drain(self) -> None:
-        try:
-            await self._pump.drain()
-        except FabricError as error:
-            _log.info("replies_left_to_expire", producer_id=self.session.producer_id, reason=str(error))
+        """Take what replies there are, within a bound."""
+        with anyio.move_on_after(_LAST_DRAIN_S):
+            try:
+                await self._pump.drain()
+            except FabricError as error:
+                _log.info("replies_not_read", producer_id=self.session.producer_id, reason=str(error))
 
     async def _look_after(self) -> None:
         """After each interruption tell the callers whose request the group has dropped or lost meanwhile."""
@@ -220,35 +244,12 @@ class QueuedPath:
     def _interrupted(self) -> None:
         self._doubt.set()
 
-    def _taken_over(self) -> None:
-        if self._unusable is None:
-            _log.error("producer_taken_over", producer_id=self.session.producer_id)
-            self._unusable = self.session.taken_over
-            self._liveness.stop()
-            self._pump.retire()
-            self.inbox.fail_all(self.session.taken_over)
-
     def _from_thread(self, callback: Callable[[], None]) -> None:
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed, and with it everything that could wait
             self._liveness.stop()
-
-    def _check_usable(self) -> None:
-        if self.session.forked:
-            raise StateConflict(
-                f"this client was opened in process {self.session.pid} and cannot be used in a forked child: "
-                "open a new DispatchClient there"
-            )
-        if self._unusable is not None:
-            raise self._unusable()
-        if self._supervisor is None:
-            raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
-
-
-def _closed() -> DispatchError:
-    return StateConflict("the client was closed; requests still outstanding were told to stop")
 
 
 def _broken() -> DispatchError:

@@ -58,6 +58,10 @@ class Session:
         """Key of the pump's wake tokens."""
         return key(self.group, "wake_producer", producer=self.producer_id)
 
+    def closed(self) -> StateConflict:
+        """Make the error for a client that was closed."""
+        return StateConflict("the client was closed; requests still outstanding were told to stop")
+
     def taken_over(self) -> StateConflict:
         """Make the error for a session that another one has replaced."""
         return StateConflict(

@@ -23,7 +23,7 @@ _NAME_MAX = 128
 
 
 class Begun(Protocol):
-    """A call under way. `until` on the monotonic clock = when to stop waiting for `ready`."""
+    """A call under way. `until` on the monotonic clock = when to take the outcome although `ready` is not done."""
 
     @property
     def ready(self) -> Future[Any]:
@@ -32,7 +32,7 @@ class Begun(Protocol):
 
     @property
     def until(self) -> float:
-        """When to stop waiting."""
+        """When to go on without it."""
         ...
 
 
@@ -96,7 +96,8 @@ class DispatchClient:
         self._options = ClientOptions(**options)
         self._url = url if self._options.direct else require_url(url)
         self._path: BlockingPath[Any] | None = None
-        self._reopening = threading.Lock()
+        # By process: a fork copies a lock as it is, also one that another thread of the parent holds.
+        self._reopening: dict[int, threading.Lock] = {}
 
     def __enter__(self) -> Self:
         """Connect, check the server's library and start the background threads.
@@ -125,8 +126,9 @@ class DispatchClient:
 
     @property
     def producer_id(self) -> str | None:
-        """The name under which the group knows this client; None while it is not open, and for a direct one."""
-        return self._path.session.producer_id if isinstance(self._path, BlockingQueuedPath) else None
+        """The name under which the group knows this client; None while it is not open here, and for a direct one."""
+        path = self._path
+        return path.session.producer_id if isinstance(path, BlockingQueuedPath) and not path.forked else None
 
     def complete(
         self,
@@ -193,7 +195,7 @@ class DispatchClient:
     def _current(self) -> BlockingPath[Any]:
         path = self._path
         if path is not None and path.forked:
-            with self._reopening:
+            with self._reopening.setdefault(os.getpid(), threading.Lock()):
                 if self._path is path:  # the first thread of this child
                     self._path = self._open(_for_child(self._options))
                 path = self._path

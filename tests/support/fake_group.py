@@ -21,6 +21,7 @@ from dispatch.fabric.library import current_library
 from dispatch.fabric.schema import LIMITS, key
 
 GROUP = "g"
+SUBMIT_ARGS = 17
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class FakeGroup:
         self.cancels: list[str] = []
         self.puts: list[tuple[str, int, int]] = []
         self.held_back: anyio.Event | None = None
+        self.lapsed = 0
         self.auto = True
         self.closed = False
         self._sequence = 0
@@ -177,18 +179,18 @@ class FakeGroup:
     def _request_submit(self, args: list[Any]) -> Any:
         _contract, producer, session, _liveness, count = args[:5]
         answer: list[Any] = []
-        for at in range(5, 5 + 14 * count, 14):
-            answer += self._submit(producer, session, args[at : at + 14])
+        for at in range(5, 5 + SUBMIT_ARGS * count, SUBMIT_ARGS):
+            answer += self._submit(producer, session, args[at : at + SUBMIT_ARGS])
         return answer
 
     def _submit(self, producer: str, session: str, args: list[Any]) -> list[Any]:
         request_id, pool, nonce, _model, _messages, _images, _pages, _units, timeout, size, envelope, body = args[:12]
         now = int(time.time() * 1000)
         held = self.requests.get(request_id)
+        if held is not None and held.nonce == nonce:
+            return ["ADMITTED", now + 60_000, now, 0, ""]
         if held is not None:
-            return (
-                ["ADMITTED", now + 60_000, now, "", ""] if held.nonce == nonce else ["EXISTS", held.state, "", "", ""]
-            )
+            return [b"EXISTS", held.state.encode(), b"", request_id.encode(), held.ending.encode()]
         if self.refuse:
             return self.refuse.popleft()
         body = body or self.strings.get(key(GROUP, "request_body", id=request_id, nonce=nonce))
@@ -200,7 +202,7 @@ class FakeGroup:
         )
         if self.auto:
             self.end(request_id, body=body, large=len(body) > LIMITS["inline_reply_bytes"])
-        return ["ADMITTED", now + (timeout or 60_000), now, "", ""]
+        return ["ADMITTED", now + (timeout or 60_000), now, self.lapsed, ""]
 
     def _request_cancel(self, args: list[Any]) -> Any:
         self.cancels.append(args[0])
@@ -211,6 +213,9 @@ class FakeGroup:
             return ["ENDED", held.ending]
         self.end(args[0], "cancelled", b"")
         return ["CANCELLED", ""]
+
+    def _lease_reap(self, _args: list[Any]) -> Any:
+        return [int(time.time() * 1000), 0, 0, 0, 0]
 
     def _reply_ack(self, args: list[Any]) -> Any:
         if self.session and self.session != args[1]:

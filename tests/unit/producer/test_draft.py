@@ -109,7 +109,7 @@ def test_refusals_carry_their_facts() -> None:
         "pool_full", "a", 10, 10, 1500,
     )  # fmt: skip
     assert "the pool holds max_queue_depth requests" in str(error)
-    assert isinstance(refusal(draft(request_id="r"), Exists("leased")), StateConflict)
+    assert isinstance(refusal(draft(request_id="r"), Exists("leased", "r")), StateConflict)
 
 
 def test_key_and_level_go_to_the_server_and_into_the_envelope() -> None:
