@@ -69,6 +69,7 @@ REFUSALS = {
     "gateway_full": Meaning(_NO_CAPACITY, "rejected-gateway_full", retry=True, capacity=True),
     "memory_full": Meaning(_NOT_NOW, "rejected-memory_full", retry=True),
     "body_too_large": Meaning(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "rejected-body_too_large"),
+    "endpoint_open": Meaning(_NOT_NOW, "rejected-endpoint_open", retry=True),
     "body_missing": Meaning(_NOT_NOW, "rejected-body_missing", retry=True),
     "id_conflict": Meaning(HTTPStatus.CONFLICT, "rejected-id_conflict", retry=False),
     "draining": Meaning(_NOT_NOW, "rejected-draining", retry=True),
@@ -100,6 +101,11 @@ EXCEPTIONS: tuple[tuple[type[errors.DispatchError], Meaning], ...] = (
     (errors.LibraryProblem, Meaning(_NOT_NOW, "rejected-library", retry=True)),
     (errors.ContractMismatch, Meaning(_NOT_NOW, "rejected-contract_mismatch", retry=True)),
     (errors.ConfigurationError, Meaning(_NOT_NOW, "rejected-configuration", retry=True)),
+    (errors.RequestInProgress, Meaning(HTTPStatus.CONFLICT, "rejected-idempotency_in_progress", retry=True)),
+    (
+        errors.IdempotencyConflict,
+        Meaning(HTTPStatus.UNPROCESSABLE_ENTITY, "rejected-idempotency_mismatch", retry=False),
+    ),
     (errors.StateConflict, Meaning(_NOT_NOW, "ended-interrupted", retry=False)),  # the client was closed meanwhile
     (errors.BadArgument, Meaning(HTTPStatus.BAD_REQUEST, "rejected-bad_argument")),
     (errors.ScriptFault, Meaning(_A_BUG, "ended-script_fault", retry=False)),
@@ -133,6 +139,10 @@ def problem_of(error: errors.DispatchError) -> Problem:
             return Problem(meaning=meaning, message=str(error), code=error.reason, retry_after_ms=wait)
         case errors.PoolUnknown():
             return Problem(meaning=_meaning_of(error), message=str(error), param="pool", code="pool_unknown")
+        case errors.RequestInProgress() | errors.IdempotencyConflict():
+            meaning = _meaning_of(error)
+            code = meaning.reason.removeprefix("rejected-")
+            return Problem(meaning=meaning, message=str(error), param="idempotency-key", code=code)
     meaning = _meaning_of(error)
     return Problem(meaning=meaning, message=str(error), code=meaning.reason.partition("-")[2])
 
@@ -164,6 +174,10 @@ def answer_of_reply(reply: Reply) -> Answer:
             answer.fields.append((f"x-dispatch-{name}-ms", str(value)))
     if reply.head.gateway_id is not None:
         answer.fields.append(("x-dispatch-gateway", reply.head.gateway_id))
+    if reply.attempt > 1:
+        answer.fields.append(("x-dispatch-attempt", str(reply.attempt)))
+    if reply.replayed:
+        answer.fields.append(("x-dispatch-replayed", "true"))
     return answer
 
 
@@ -183,7 +197,7 @@ def _endpoint_answer(reply: Reply) -> Answer | None:
 def _problem_of_ending(reply: Reply) -> Problem:
     error, ending = reply.error, reply.ending
     message = error.message if error is not None and error.message else f"the request ended {ending}"
-    if ending == "expired" and reply.queue_ms is not None and reply.execution_ms is None:
+    if ending == "expired" and reply.queue_ms is not None and reply.execution_ms is None and not reply.tries:
         return Problem(
             meaning=EXPIRED_IN_QUEUE,
             message=message if error is not None and error.message else "the deadline passed while the call was queued",

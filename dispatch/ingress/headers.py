@@ -6,6 +6,8 @@
 `X-Dispatch-Priority`    0 (first) to 3, among the calls of one key
 `X-Dispatch-Metadata`    a JSON object of scalars; `image_count`, `page_count`, `chunk_page_count` and
                          `estimated_cost_units` feed the cost rule
+`Idempotency-Key`        1 to 255 visible ASCII characters, in quotes (RFC 8941) or bare: a call repeated with its key is
+                         made once
 `X-Request-Id`           1 to 128 visible ASCII characters: recorded and echoed; anything else is replaced
 `traceparent`, `tracestate`  W3C trace context, passed on; what does not follow that standard is ignored, as it says
 """
@@ -19,6 +21,7 @@ import msgspec
 
 from dispatch.contract import Scalar, check_name
 from dispatch.errors import InvalidRequest
+from dispatch.producer.idempotency import KEY_FORM, check_key
 from dispatch.producer.options import DEFAULT_POOL, METADATA_MAX_BYTES, METADATA_MAX_MEMBERS, PRIORITY_MAX, CallOptions
 
 TIMEOUT_MAX_MS = 3_600_000
@@ -26,6 +29,9 @@ TIMEOUT_MAX_MS = 3_600_000
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PRIORITY = re.compile(rb"[0-9]")
 _TIMEOUT = re.compile(rb"[1-9][0-9]{0,6}")
+_QUOTED_KEY = re.compile(rb'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+_BARE_KEY = re.compile(rb"[\x21\x23-\x2b\x2d-\x5b\x5d-\x7e]+")  # no quote, backslash or comma: a list is no key
+_ESCAPED = re.compile(rb"\\(.)")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
 _METADATA = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
@@ -60,6 +66,7 @@ def call_options(headers: Headers, path_pool: str | None, admission_ms: int) -> 
     traceparent, tracestate = _trace(headers)
     return CallOptions(
         pool_id=_pool(headers, path_pool),
+        idempotency_key=_idempotency_key(headers),
         timeout_ms=_timeout_ms(headers),
         fairness_key=_fairness_key(headers),
         priority=_priority(headers),
@@ -81,6 +88,22 @@ def _pool(headers: Headers, path_pool: str | None) -> str:
                 "the header X-Dispatch-Pool and the base URL name different pools", param="pool", code="pool_conflict"
             )
     return DEFAULT_POOL if pool is None else check_name("pool", pool)
+
+
+def _idempotency_key(headers: Headers) -> str | None:
+    value = _single(headers, b"idempotency-key")
+    if value is None:
+        return None
+    if (quoted := _QUOTED_KEY.fullmatch(value)) is not None:
+        value = _ESCAPED.sub(rb"\1", quoted[1])
+    elif _BARE_KEY.fullmatch(value) is None:
+        value = b""
+    try:
+        key = value.decode("ascii")
+        check_key(key)
+    except InvalidRequest:
+        raise _wrong("Idempotency-Key", f"must be {KEY_FORM}, as a string in quotes or bare") from None
+    return key
 
 
 def _timeout_ms(headers: Headers) -> int | None:
