@@ -72,6 +72,8 @@ class ClaimLoop:
         """How many settles were answered with which word."""
         self.listener = TokenListener(link, key(link.group, "wake"), self._on_token)
         self.on_generation: Callable[[int], None] = lambda _: None
+        self.on_chores: Callable[[int | None, int, float], None] = lambda *_: None
+        """Told of every answer: ms until a chore is due, the server's time in ms, when the call was sent (loop's)."""
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -96,6 +98,11 @@ class ClaimLoop:
         self.draining = True
         self.listener.close()
         self._runner.stop_unbegun()
+        self._changed.set()
+
+    def look(self) -> None:
+        """Claim at the next occasion, whatever was heard of work: what is known of sleepers may be gone."""
+        self._look = True
         self._changed.set()
 
     async def settle_rest(self) -> None:
@@ -186,6 +193,7 @@ class ClaimLoop:
 
     def _accept(self, claim: Claim, sent_at: float, want: int) -> None:
         self.on_generation(claim.generation)
+        self.on_chores(claim.chore_ms, claim.server_ms, sent_at)
         offset = sent_at - claim.server_ms / 1000
         for lease in claim.leases:
             if self.draining:

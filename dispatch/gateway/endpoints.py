@@ -9,6 +9,7 @@ import anyio
 import structlog
 
 from dispatch.backend.endpoint import Endpoint
+from dispatch.backend.gauge import Gauge
 from dispatch.errors import ConfigurationError, DispatchError
 from dispatch.fabric import functions
 from dispatch.gateway.link import Link
@@ -35,6 +36,8 @@ class Endpoints:
         self._lock = anyio.Lock()
         self._in_force = 0
         self._endpoints: dict[str, Endpoint | EndpointUnusable] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._at_least_once = frozenset[str]()
         self._default = ""
         self.generation = 0
         self.lease_ms = 30_000
@@ -55,6 +58,11 @@ class Endpoints:
             self._in_force = generation
             if self.stale:
                 self.on_stale()
+
+    def forget(self) -> None:
+        """Take no generation for known: after an outage the same number may be of another group's config."""
+        self.generation = -1
+        self.on_stale()
 
     async def load(self) -> None:
         """Read the config now.
@@ -82,6 +90,16 @@ class Endpoints:
             raise found.with_traceback(None)
         return found
 
+    async def gauge(self, endpoint_id: str) -> Gauge | None:
+        """Return where an endpoint's engine shows its metrics, None where it has no gate or cannot be asked here."""
+        if self.stale:
+            await self._refresh()
+        return self._gauges.get(endpoint_id)
+
+    def is_given_back(self, pool_id: str) -> bool:
+        """Whether the pool's delivery mode is `at_least_once`, in the config last read."""
+        return pool_id in self._at_least_once
+
     async def usable(self) -> tuple[Endpoint, ...]:
         """Return every endpoint this process could call."""
         if self.stale:
@@ -96,6 +114,10 @@ class Endpoints:
     def _apply(self, snapshot: dict[str, Any]) -> None:
         document = snapshot["document"]
         self._endpoints = {row["endpoint_id"]: _endpoint(row) for row in document["endpoints"]}
+        self._gauges = _gauges(document["endpoints"], self._endpoints)
+        self._at_least_once = frozenset(
+            row["pool_id"] for row in document.get("pools", ()) if row.get("delivery") == "at_least_once"
+        )
         self._default = document["default_endpoint"]
         self.lease_ms = document["lease_ms"]
         self.max_payload_bytes = document["max_payload_bytes"]
@@ -112,3 +134,17 @@ def _endpoint(row: dict[str, Any]) -> Endpoint | EndpointUnusable:
         return Endpoint.from_config(row)
     except ConfigurationError as error:
         return EndpointUnusable("endpoint_misconfigured", str(error))
+
+
+def _gauges(rows: list[dict[str, Any]], endpoints: dict[str, Endpoint | EndpointUnusable]) -> dict[str, Gauge]:
+    found = dict[str, Gauge]()
+    for row in rows:
+        endpoint = endpoints[row["endpoint_id"]]
+        try:
+            gauge = Gauge.from_config(row, endpoint) if isinstance(endpoint, Endpoint) else None
+        except ConfigurationError as error:
+            log.warning("gate_unusable", endpoint=row["endpoint_id"], problem=str(error))
+            continue
+        if gauge is not None:
+            found[row["endpoint_id"]] = gauge
+    return found

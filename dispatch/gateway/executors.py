@@ -33,11 +33,11 @@ class Executor(Protocol):
 
 
 class EndpointExecutor:
-    """Calls the endpoint that the lease names, by the group's config."""
+    """Calls the endpoint that the lease names, by the group's config. The client is closed by who gave it."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, client: EndpointClient) -> None:
         self._endpoints = endpoints
-        self._client = EndpointClient()
+        self._client = client
 
     async def execute(self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
         """Call the endpoint.
@@ -57,8 +57,7 @@ class EndpointExecutor:
         return await self._client.execute(endpoint, call, deadline_s=deadline_s)
 
     async def aclose(self) -> None:
-        """Close the connections to endpoints."""
-        await self._client.aclose()
+        """Nothing of its own to close."""
 
 
 class NoopExecutor:

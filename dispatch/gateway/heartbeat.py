@@ -1,4 +1,4 @@
-"""The heartbeat: register, renew every lease, learn what was lost, cancelled or never heard of, and reap.
+"""The heartbeat: register, renew leases, learn what was lost, cancelled or never heard of; and the reaper beside it.
 
 It shares nothing with the claim loop but the holdings, so neither can hold the other up; it goes on while the gateway
 drains.
@@ -12,6 +12,7 @@ import random
 import anyio
 import structlog
 
+from dispatch.errors import GroupUnknown
 from dispatch.fabric import functions
 from dispatch.fabric.library import package_version
 from dispatch.fabric.records import Heartbeat, Lease
@@ -30,6 +31,7 @@ log = structlog.get_logger(__name__)
 _RETRY_S = 0.25
 _SHORTEST_PAUSE_S = 0.02  # between beats that were asked for, so that a storm of cancels shares them
 _REAP_ROUNDS = 50
+_REAP_S = 0.5  # a deadline that passes while a request waits is told within a second, also when nothing is claimed
 
 
 class Heart:
@@ -61,30 +63,28 @@ class Heart:
                 if self._endpoints.stale:
                     await self._endpoints.load()
                 await self.beat()
-                await self._reap()
                 pause = self._endpoints.lease_ms / 3000
             except PROBLEMS as error:
                 log.debug("heartbeat_failed", error=str(error))
+                if isinstance(error, GroupUnknown):
+                    await self._link.configure()
+                    self._claims.look()  # nobody knows there that we sleep
                 pause = min(self._endpoints.lease_ms / 3000, _RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             with anyio.move_on_after(pause):
                 await self._now.wait()
                 await anyio.sleep(_SHORTEST_PAUSE_S)
             self._now.clear()
 
-    async def guard(self) -> None:
-        """Break off runs whose lease ended without a confirmed renewal, until cancelled. Asks nobody."""
+    async def reap(self) -> None:
+        """End what time ends, for the whole group, until cancelled: run-out leases, passed deadlines, due timers."""
         while True:
-            now = self._loop.time()
-            next_end = now + self._endpoints.lease_ms / 1000
-            for held in self._holdings:
-                if held.phase is Phase.FINISHED:
-                    continue  # its result is offered until the server answers; the fence decides
-                if held.ends_at <= now:
-                    log.warning("lease_not_renewed", request_id=held.lease.request_id, pool_id=held.lease.pool_id)
-                    self._runner.stop(held, StopReason.FENCED)
-                else:
-                    next_end = min(next_end, held.ends_at)
-            await anyio.sleep(next_end - now)
+            try:
+                for _ in range(_REAP_ROUNDS):
+                    if not (await self._link.once(functions.lease_reap(limit=LIMITS["reap_max"]))).value.more:
+                        break
+            except PROBLEMS as error:
+                log.debug("reaping_failed", error=str(error))
+            await anyio.sleep(_REAP_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
 
     async def beat(self, *, last: bool = False) -> None:
         """Send one heartbeat and act on its answer. The last one says that there are no slots here any more.
@@ -108,6 +108,7 @@ class Heart:
         answer = await self._link.once(functions.lease_renew(beat))
         renewal, sent_at = answer.value, answer.sent_at
         first, self.last_ok = self.last_ok is None, sent_at
+        self._claims.on_chores(renewal.chore_ms, renewal.server_ms, sent_at)
         self._endpoints.expect(renewal.generation)
         named = {one.lease.request_id: one for one in held}
         self._renewed(held, set(renewal.lost), sent_at)
@@ -132,9 +133,10 @@ class Heart:
     def _reconcile(self, unknown: tuple[Lease, ...], *, first: bool, offset: float) -> None:
         """Deal with leases the server holds for us and we did not name.
 
-        Before the first claim they are an earlier life's under the same gateway id: they may have run, so their callers
-        are told. Later ones are of a claim whose answer never came, or of one that overtook this heartbeat on another
-        connection. The latter is named or settled by the next beat, so only what is listed twice in a row is run.
+        Before the first claim they are an earlier life's under the same gateway id: they may have run, so they are lost
+        (their callers are told, or an `at_least_once` pool runs them again and the attempt counts). Later ones are of
+        a claim whose answer never came, or of one that overtook this heartbeat on another connection. The latter is
+        named or settled by the next beat, so only what is listed twice in a row is run.
         """
         suspects = set[tuple[str, int]]()
         for lease in unknown:
@@ -160,12 +162,6 @@ class Heart:
             self._runner.start(lease, offset)
         else:
             self._runner.settle_unrun(lease, self._settler.released(lease))
-
-    async def _reap(self) -> None:
-        for _ in range(_REAP_ROUNDS):
-            answer = await self._link.once(functions.lease_reap(limit=LIMITS["reap_max"]))
-            if not answer.value.more:
-                return
 
     def _on_token(self, token: bool) -> None:  # noqa: ARG002 - a lost connection is a reason to beat, too
         self._now.set()

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS
 
 _BATCH_BYTES = 1 << 20  # bodies in one settle call: about a millisecond of the server, which serves others too
 _ABANDONED_KEPT = 4096
+_BEGUN_KEPT = 8192  # twice as many are remembered: some seconds of a gateway that does nothing else
 
 
 class Phase(Enum):
@@ -35,6 +38,7 @@ class StopReason(Enum):
     FENCED = "fenced"  # no renewal was confirmed up to the lease's end
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    PROBE_OVER = "probe_over"  # the breaker's probe has had its time
     DRAINED = "drained"
 
 
@@ -43,7 +47,10 @@ NOTHING_TO_SETTLE = frozenset({StopReason.LOST, StopReason.FENCED})
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease as this gateway sees it. Times are of the event loop's clock, seconds."""
+    """One lease as this gateway sees it. Times are of the event loop's clock, seconds.
+
+    `told`: a part of the answer has gone to the caller, so no other run may follow this one.
+    """
 
     lease: Lease
     ends_at: float
@@ -51,6 +58,34 @@ class Held:
     phase: Phase = Phase.NEW
     stop: StopReason | None = None
     task: asyncio.Task[None] | None = None
+    result: Settlement | None = None
+    told: bool = False
+
+
+class Begun:
+    """The attempts whose endpoint call this process has begun, as far back as a server that fails over may forget.
+
+    A primary that lost its newest writes hands out again what was claimed with them: that is no new attempt.
+    """
+
+    def __init__(self) -> None:
+        self._newer = set[tuple[str, str, int]]()
+        self._older = set[tuple[str, str, int]]()
+
+    def add(self, lease: Lease) -> None:
+        """Remember that the call of this lease's attempt begins."""
+        if len(self._newer) >= _BEGUN_KEPT:
+            self._older, self._newer = self._newer, set()
+        self._newer.add(attempt_of(lease))
+
+    def __contains__(self, lease: Lease) -> bool:
+        attempt = attempt_of(lease)
+        return attempt in self._newer or attempt in self._older
+
+
+def attempt_of(lease: Lease) -> tuple[str, str, int]:
+    """Return what names one attempt for good: an id may be used again later, by another submit with its own nonce."""
+    return lease.request_id, lease.nonce, lease.attempt
 
 
 class Holdings:
@@ -89,6 +124,18 @@ class Holdings:
         if self._held.get(held.lease.request_id) is not held or held.phase is Phase.FINISHED:
             return
         held.phase = Phase.FINISHED
+        self._offer(held, settlement)
+
+    def carry_on(self, held: Held, lease: Lease, ends_at: float, deadline_at: float) -> None:
+        """Go on under another lease of the same attempt: what runs, or the result that waits to be settled."""
+        held.lease, held.ends_at, held.deadline_at = lease, ends_at, deadline_at
+        if held.result is not None:
+            self._offer(held, held.result)
+
+    def _offer(self, held: Held, settlement: Settlement) -> None:
+        if settlement.fence != held.lease.fence:
+            settlement = msgspec.structs.replace(settlement, fence=held.lease.fence)
+        held.result = settlement
         self._finished.append(settlement)
         self.changed.set()
 
@@ -98,10 +145,14 @@ class Holdings:
             return
         del self._held[held.lease.request_id]
         if held.stop is StopReason.FENCED:
-            self._abandoned[held.lease.request_id, held.lease.fence] = held.phase
-            if len(self._abandoned) > _ABANDONED_KEPT:
-                self._abandoned.popitem(last=False)
+            self.abandon(held.lease, held.phase)
         self.changed.set()
+
+    def abandon(self, lease: Lease, phase: Phase) -> None:
+        """Note a lease that ended, by our clock, and how far it had come; the server may still count it as ours."""
+        self._abandoned[lease.request_id, lease.fence] = phase
+        if len(self._abandoned) > _ABANDONED_KEPT:
+            self._abandoned.popitem(last=False)
 
     def abandoned(self, lease: Lease) -> Phase | None:
         """Return how far a fenced lease had come when it was dropped (and forget that), None if it is no such lease."""

@@ -11,9 +11,13 @@ from typing import Generic, TypeVar
 import anyio
 import structlog
 
-from dispatch.errors import BadArgument, ConfigurationError, DispatchError, FabricError, GroupUnknown
+from dispatch.contract import CONTRACT_VERSION
+from dispatch.errors import BadArgument, ConfigurationError, DispatchError, FabricError, GroupUnknown, LibraryProblem
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.faults import LOAD_COMMAND
+from dispatch.fabric.functions import library_version
+from dispatch.fabric.verifying import require_same
 
 T = TypeVar("T")
 
@@ -48,6 +52,8 @@ class Link:
         self.problem = ""
         self._kind: type[DispatchError] | None = None
         self.on_group_unknown: Callable[[], Awaitable[None]] | None = None
+        self.on_found: Callable[[], None] = lambda: None
+        """Told when a call gets through again."""
 
     async def once(self, call: FunctionCall[T]) -> Answer[T]:
         """Run one call.
@@ -72,6 +78,17 @@ class Link:
         """Store a string; repeated until answered."""
         await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), ())
 
+    async def configure(self) -> None:
+        """Make the group's config, which is gone (another server, or flushed), again as at the first start, if we may.
+
+        Where that cannot be, the reason is this line's problem until somebody configures the group.
+        """
+        try:
+            if self.on_group_unknown is not None:
+                await self.on_group_unknown()
+        except PROBLEMS as error:
+            self.lost(error)
+
     def lost(self, error: DispatchError) -> None:
         """Note that something did not get through; the next call that does takes it back."""
         if self.reachable or type(error) is not self._kind:
@@ -86,9 +103,11 @@ class Link:
             try:
                 return await self._watched(send)
             except refused:
-                raise
+                # Another library may refuse what this version's takes: then it is no answer.
+                if not await self._foreign():
+                    raise
             except GroupUnknown:
-                await self._configure()
+                await self.configure()
             except PROBLEMS as error:
                 log.debug("call_not_answered", group=self.group, error=str(error))
             # Jitter: gateways that lost the same server do not come back in step.
@@ -104,18 +123,26 @@ class Link:
         except PROBLEMS as error:
             self.lost(error)
             raise
+        except (LookupError, TypeError, ValueError) as error:
+            problem = LibraryProblem(f"the function library on the server answers in another form; run: {LOAD_COMMAND}")
+            self.lost(problem)
+            raise problem from error
         if not self.reachable:
             self._found()
         return Answer(value, sent_at)
 
-    async def _configure(self) -> None:
-        """The group's config is gone (another server, or flushed): make it again as at the first start."""
+    async def _foreign(self) -> bool:
+        """Say whether the server's library speaks another contract (then it is noted), or cannot be asked."""
         try:
-            if self.on_group_unknown is not None:
-                await self.on_group_unknown()
+            found = await self.connection.run(self.group, library_version())
+            if found.contract == CONTRACT_VERSION:
+                return False
+            require_same(found)
         except PROBLEMS as error:
             self.lost(error)
+        return True
 
     def _found(self) -> None:
         log.info("fabric_usable", group=self.group, away_s=round(time.time() - self.since, 3))
         self.reachable, self.since, self.problem = True, time.time(), ""
+        self.on_found()

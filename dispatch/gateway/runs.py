@@ -14,7 +14,7 @@ from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.gateway.endpoints import EndpointUnusable
 from dispatch.gateway.executors import Executor
-from dispatch.gateway.holdings import NOTHING_TO_SETTLE, Held, Holdings, Phase, StopReason
+from dispatch.gateway.holdings import NOTHING_TO_SETTLE, Begun, Held, Holdings, Phase, StopReason, attempt_of
 from dispatch.gateway.link import Link
 from dispatch.gateway.settling import Settler
 
@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 _LATE_S = 0.25  # an executor keeps its deadline itself and says more about it; only one that does not is cut off
 _SWEEP_S = 0.1
+_PROBE_MARGIN, _PROBE_MARGIN_S = 0.1, 0.25  # of a probe's time, at most: what its report takes, or it says nothing
 _REPLY_BODY_TTL_MS = 300_000
 
 _ENVELOPE = msgspec.json.Decoder(RequestEnvelope)
@@ -46,28 +47,50 @@ class Runner:
         self._executor = executor
         self._settler = settler
         self._tasks: asyncio.TaskGroup | None = None
+        self._begun = Begun()
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
     def bind(self, tasks: asyncio.TaskGroup | None) -> None:
-        """Start runs in this group from now on; None: start no more."""
+        """Start runs in this group from now on; None: start no more, and look after none."""
         self._tasks = tasks
+        if tasks is None and self._sweep is not None:
+            self._sweep.cancel()
 
     def start(self, lease: Lease, offset: float) -> None:
-        """Run a lease, unless it is held already. `offset` + server time (s) = the event loop's time, never late."""
+        """Run a lease, unless it is held already. `offset` + server time (s) = the event loop's time, never late.
+
+        One attempt is never executed twice: where the server gives it out again (a primary that lost its newest
+        writes), what runs goes on under the new lease, and of one that does not run any more it is told that it is
+        lost. A lease whose end has passed on its way here is not begun.
+        """
         if self.holdings.get(lease.request_id, lease.fence) is not None:
             return
+        ends_at, deadline_at = offset + lease.lease_until_ms / 1000, offset + lease.deadline_ms / 1000
         older = self.holdings.other(lease)
         if older is not None:
+            if attempt_of(older.lease) == attempt_of(lease):
+                log.warning("lease_given_out_again", request_id=lease.request_id, phase=older.phase.value)
+                self.holdings.carry_on(older, lease, ends_at, deadline_at)
+                self._bound_probe(older, offset)
+                return
             self.stop(older, StopReason.LOST)
-        held = Held(lease, offset + lease.lease_until_ms / 1000, offset + lease.deadline_ms / 1000)
+        if lease in self._begun:
+            log.warning("attempt_given_out_again", request_id=lease.request_id, attempt=lease.attempt)
+            self.settle_unrun(lease, self._settler.lost(lease))
+            return
+        if ends_at <= self._loop.time():
+            self.holdings.abandon(lease, Phase.NEW)
+            return
+        held = Held(lease, ends_at, deadline_at)
         self.holdings.add(held)
         if self._tasks is None:
             self.holdings.finish(held, self._settler.released(lease))
             return
         held.task = self._tasks.create_task(self._run(held))
+        self._bound_probe(held, offset)
         if self._sweep is None:
-            self._sweep = self._loop.call_later(_SWEEP_S, self._stop_late)
+            self._sweep = self._loop.call_later(_SWEEP_S, self._look_after)
 
     def settle_unrun(self, lease: Lease, settlement: Settlement) -> None:
         """Hold a lease only to settle it, unless it is held already."""
@@ -107,13 +130,39 @@ class Runner:
                 held.stop = held.stop or StopReason.DRAINED
                 self.holdings.finish(held, self._settler.stopped(held))
 
-    def _stop_late(self) -> None:
-        """Cut off what is late, and look again while anything is held. One timer for all: each has its price."""
-        late = self._loop.time() - _LATE_S
+    def _bound_probe(self, held: Held, offset: float) -> None:
+        """End a breaker's probe a little before the server counts it as gone: its verdict has to get there.
+
+        One that is bounded by its own deadline is left to that: then the endpoint is not to blame.
+        """
+        if held.task is None or not 0 < held.lease.probe_until_ms < held.lease.deadline_ms:
+            return
+        until = offset + held.lease.probe_until_ms / 1000
+        margin = min(_PROBE_MARGIN * max(0.0, until - self._loop.time()), _PROBE_MARGIN_S)
+        timer = self._loop.call_at(until - margin, self._stop_probe, held)
+        held.task.add_done_callback(lambda _: timer.cancel())
+
+    def _stop_probe(self, held: Held) -> None:
+        if held.stop is None and held.phase is not Phase.FINISHED:
+            log.warning("probe_over", request_id=held.lease.request_id, endpoint_id=held.lease.endpoint_id)
+            self.stop(held, StopReason.PROBE_OVER)
+
+    def _look_after(self) -> None:
+        """Break off what is late or not ours any more, and look again while anything is held. Asks nobody.
+
+        A run whose lease ended without a confirmed renewal is another's; also after this process stood still. A result
+        is offered until the server answers: the fence decides. One timer for all: each has its price.
+        """
+        now = self._loop.time()
         for held in self.holdings:
-            if held.deadline_at <= late and held.stop is None:
+            if held.phase is Phase.FINISHED:
+                continue
+            if held.ends_at <= now:
+                log.warning("lease_not_renewed", request_id=held.lease.request_id, pool_id=held.lease.pool_id)
+                self.stop(held, StopReason.FENCED)
+            elif held.deadline_at <= now - _LATE_S and held.stop is None:
                 self.stop(held, StopReason.EXPIRED)
-        self._sweep = self._loop.call_later(_SWEEP_S, self._stop_late) if self.holdings else None
+        self._sweep = self._loop.call_later(_SWEEP_S, self._look_after) if self.holdings else None
 
     async def _run(self, held: Held) -> None:
         try:
@@ -160,6 +209,7 @@ class Runner:
             held.stop = StopReason.EXPIRED
             return None
         held.phase = Phase.CALLING
+        self._begun.add(lease)
         execution = await self._executor.execute(lease, envelope, body, deadline_s)
         return await self._settlement(lease, execution)
 

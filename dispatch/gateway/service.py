@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import structlog
 
+from dispatch.backend.client import EndpointClient
 from dispatch.config import GatewaySettings
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.verifying import verify_library
@@ -19,6 +20,7 @@ from dispatch.gateway.link import PROBLEMS, Link
 from dispatch.gateway.naming import require_free_id
 from dispatch.gateway.runs import Runner
 from dispatch.gateway.settling import Settler
+from dispatch.gateway.watcher import Watcher
 
 log = structlog.get_logger(__name__)
 
@@ -36,13 +38,16 @@ class Service:
         self.endpoints = Endpoints(self.link)
         self.holdings = Holdings(settings.slots)
         self._settings = settings
-        self._own_executor = executor is None
-        self._executor = executor or EndpointExecutor(self.endpoints)
+        self._client = EndpointClient()
         identity = Identity(settings.gateway_id, settings.fabric_group, settings.slots)
-        settler = Settler(identity)
-        self._runner = Runner(self.link, self.holdings, self._executor, settler)
+        settler = Settler(identity, self.endpoints.is_given_back)
+        own = EndpointExecutor(self.endpoints, self._client)
+        self._runner = Runner(self.link, self.holdings, executor or own, settler)
         self.claims = ClaimLoop(identity, self.link, self._runner, settler)
         self.heart = Heart(self.link, self._runner, self.claims, self.endpoints)
+        self._watcher = Watcher(identity, self.link, self.endpoints, self._client)
+        self.claims.on_chores = self._watcher.expect
+        self.link.on_found = self._found
         self._claiming = anyio.CancelScope()
         self._patience = anyio.CancelScope()
 
@@ -54,7 +59,7 @@ class Service:
         """
         await verify_library(self.link.connection, self.link.group)
         await read_or_make_config(self.endpoints, self.link, self._settings)
-        self.link.on_group_unknown = lambda: make_default_config(self.link, self._settings)
+        self.link.on_group_unknown = self._configure
         await require_free_id(self.link, self.claims.identity, self.endpoints.lease_ms)
         await self.heart.beat()
 
@@ -63,9 +68,10 @@ class Service:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.heart.run)
-                tasks.start_soon(self.heart.guard)
+                tasks.start_soon(self.heart.reap)
                 tasks.start_soon(self.heart.listener.run)
                 tasks.start_soon(self.claims.listener.run)
+                tasks.start_soon(self._watcher.run)
                 tasks.start_soon(self._break_off)
                 with self._claiming:
                     await self.claims.run()
@@ -91,12 +97,22 @@ class Service:
         if not self.claims.draining:
             log.info("gateway_draining", in_flight=self.holdings.in_flight, timeout_s=timeout_s)
             self.claims.drain()
+            self._watcher.close()
 
     async def aclose(self) -> None:
-        """Let go of the executor's connections, if they are ours. Never waits long."""
-        if self._own_executor:
-            with anyio.move_on_after(_CLOSE_S, shield=True):
-                await self._executor.aclose()
+        """Let go of the connections to endpoints. Never waits long."""
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            await self._client.aclose()
+
+    async def _configure(self) -> None:
+        self.endpoints.forget()
+        await make_default_config(self.link, self._settings)
+
+    def _found(self) -> None:
+        """The server answers again; it need not be the one that went, and waits on the old connections may be dead."""
+        self.endpoints.forget()
+        self.claims.listener.restart()
+        self.heart.listener.restart()
 
     async def _break_off(self) -> None:
         """When the time to drain is over, stop what still runs; the callers are told."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from dispatch.backend.execution import Execution
+from dispatch.backend.execution import ErrorType, Execution
 from dispatch.contract.reply import ReplyError, ReplyHead
 from dispatch.fabric.records import Lease, Outcome, Settlement, Verdict
 from dispatch.gateway.holdings import Held, Phase, StopReason
@@ -22,13 +24,17 @@ _STOPPED = {
     StopReason.DRAINED: (Outcome.LOST, "lost", "the gateway shut down before the endpoint had answered"),
 }
 
+_MAY_GO_BACK = frozenset({StopReason.DRAINED, StopReason.PROBE_OVER})
+
 
 class Settler:
     """Signs every result with the gateway's and the dispatcher's name."""
 
     REFUSED = "settle_refused"
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, is_given_back: Callable[[str], bool]) -> None:
+        """`is_given_back` says whether a pool's requests may be run again (delivery `at_least_once`)."""
+        self._is_given_back = is_given_back
         self._gateway_id = identity.gateway_id
         self._dispatcher_id = identity.dispatcher_id
         self._failed_head = ReplyHead(gateway_id=self._gateway_id, dispatcher_id=self._dispatcher_id)
@@ -51,6 +57,7 @@ class Settler:
             head=_ENCODER.encode(head),
             body=b"" if by_reference else execution.body,
             by_reference=by_reference,
+            retryable=execution.retryable,
         )
 
     def failed(self, lease: Lease, error_type: str, message: str) -> Settlement:
@@ -60,15 +67,21 @@ class Settler:
     def stopped(self, held: Held) -> Settlement:
         """Settle a run that was stopped (not one that was lost: that one is not ours to settle).
 
-        A drained one whose backend call has not begun goes back unexecuted; else its caller is told.
+        A drained one goes back with no attempt counted if its endpoint call has not begun, or if its pool is
+        `at_least_once` and nothing has gone to the caller; else its caller is told. A probe whose time was over before
+        its call began goes back, too: the endpoint was not asked.
         """
         reason = held.stop or StopReason.DRAINED
-        if reason is StopReason.DRAINED and held.phase is not Phase.CALLING:
+        if reason in _MAY_GO_BACK and held.phase is not Phase.CALLING:
             return self.released(held.lease)
+        if reason is StopReason.DRAINED and not held.told and self._is_given_back(held.lease.pool_id):
+            return self.released(held.lease)
+        if reason is StopReason.PROBE_OVER:
+            return self._probe_over(held.lease)
         return self._own(held.lease, *_STOPPED[reason])
 
     def lost(self, lease: Lease) -> Settlement:
-        """Settle a lease whose backend call was broken off when its renewal could not be confirmed."""
+        """Settle a lease whose call may have come to no end; its pool's delivery mode says what follows."""
         message = "the gateway lost touch with the fabric group while the request ran, and broke it off"
         return self._own(lease, Outcome.LOST, "lost", message)
 
@@ -88,6 +101,23 @@ class Settler:
             head=_ENCODER.encode(msgspec.structs.replace(self._failed_head, error=error)),
         )
 
+    def _probe_over(self, lease: Lease) -> Settlement:
+        message = "the endpoint had not answered when the time of the breaker's probe was over"
+        error = ReplyError(type=ErrorType.TIMEOUT.value, message=message, source="endpoint")
+        return Settlement(
+            request_id=lease.request_id,
+            fence=lease.fence,
+            outcome=Outcome.FAILED,
+            error_type=error.type,
+            error_message=message,
+            verdict=Verdict.FAILURE,
+            head=self._head(lease, error),
+        )
+
+    def _head(self, lease: Lease, error: ReplyError) -> bytes:
+        head = msgspec.structs.replace(self._failed_head, error=error, endpoint_id=lease.endpoint_id or None)
+        return _ENCODER.encode(head)
+
     def _own(self, lease: Lease, outcome: Outcome, error_type: str, message: str) -> Settlement:
         error = ReplyError(type=error_type, message=message, source="dispatch")
         return Settlement(
@@ -96,7 +126,5 @@ class Settler:
             outcome=outcome,
             error_type=error_type,
             error_message=message,
-            head=_ENCODER.encode(
-                msgspec.structs.replace(self._failed_head, error=error, endpoint_id=lease.endpoint_id or None)
-            ),
+            head=self._head(lease, error),
         )

@@ -22,8 +22,8 @@ _CLOSE_S = 0.2
 class TokenListener:
     """Waits for one token each time it is armed, and tells.
 
-    A wait under way is never broken off but by `close`: an abandoned pop would swallow the next token. So a token may
-    come when nobody has a use for it any more; `give_back` hands it on.
+    A wait under way is never broken off but by `close` and `restart`, which throw its connection away: an abandoned pop
+    would swallow the next token. So a token may come when nobody has a use for it any more; `give_back` hands it on.
     """
 
     def __init__(self, link: Link, key: str, on_token: Callable[[bool], None]) -> None:
@@ -35,6 +35,7 @@ class TokenListener:
         self._armed = False
         self._owed = 0
         self._scope = anyio.CancelScope()
+        self._wait: anyio.CancelScope | None = None
 
     def arm(self) -> None:
         """Wait for the next token."""
@@ -45,6 +46,11 @@ class TokenListener:
         """Hand tokens on that cannot be used here; `run` does it at once."""
         self._owed += count
         self._work.set()
+
+    def restart(self) -> None:
+        """Wait on a new connection: the one of the wait under way may be dead without having said so."""
+        if self._wait is not None:
+            self._wait.cancel()
 
     def close(self) -> None:
         """Listen no more; `run` returns when the connection is closed and tokens are given back."""
@@ -67,16 +73,18 @@ class TokenListener:
                 await self._pay_back()
 
     async def _listen(self, waiter: Waiter) -> None:
+        token = False
         try:
-            token = await waiter.wait(self._key, _WAIT_S)
+            with anyio.CancelScope() as self._wait:
+                token = await waiter.wait(self._key, _WAIT_S)
         except PROBLEMS as error:
             # A call would wait for its own timeout. What follows is one that says how it stands.
             self._link.lost(error)
             self._tell(token=False)
             self._tell(token=await self._reconnect(waiter))
-        else:
-            if token:
-                self._tell(token=True)
+            return
+        if token or self._wait.cancelled_caught:
+            self._tell(token=token)
 
     async def _reconnect(self, waiter: Waiter) -> bool:
         while True:

@@ -12,6 +12,9 @@ local timers = require("state.timers")
 
 local endpoints = {}
 
+-- A gateway that could not ask, or learnt nothing, does not ask again in the same instant.
+local ASK_AGAIN_MS = 1000
+
 function endpoints.new_record()
   -- Absent when unset: holder, last_error, last_error_ms, timer_at, polled, sampling, and those of lib/breaker.lua and
   -- lib/gate.lua.
@@ -136,7 +139,8 @@ function endpoints.note(step, endpoint, id, fence, about)
   elseif to == "closed" then
     chores.clear(step, "probe", endpoint.name)
   elseif probe then
-    chores.set(step, "probe", endpoint.name, math.max(step.now, record.hold_until or 0))
+    local pause = id == "" and about.verdict == "neutral" and ASK_AGAIN_MS or 0
+    chores.set(step, "probe", endpoint.name, math.max(step.now + pause, record.hold_until or 0))
   end
   if to then tell(step, endpoint, from, to, { reason = about.error_type, gateway = about.gateway }) end
 end
