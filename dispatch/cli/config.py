@@ -37,7 +37,16 @@ from dispatch.fabric.functions import fabric_snapshot, group_check, group_config
 from dispatch.fabric.records import Configured
 from dispatch.fabric.schema import LIMITS
 
-app = typer.Typer(no_args_is_help=True, help="Show and change the config of a fabric group.")
+_HELP = """Show and change the config of a fabric group: one document, applied as a whole.
+
+\b
+Example:
+  dispatch config show > group.yaml
+  dispatch config diff group.yaml
+  dispatch config apply group.yaml --reason "more room for chat"
+"""
+
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 File = Annotated[Path, typer.Argument(help="Config document: .yaml, .toml or .json.", show_default=False)]
 Expected = Annotated[

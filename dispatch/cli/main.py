@@ -20,7 +20,9 @@ from dispatch.errors import DispatchError
 DISTRIBUTION = "fabric-dispatch"
 
 _COMMANDS = {
+    "cancel": ("dispatch.cli.cancel", "Cancel requests, waiting or running, and say what became of each."),
     "config": ("dispatch.cli.config", "Show and change the config of a fabric group: pools, weights, caps, endpoints."),
+    "dead": ("dispatch.cli.dead", "List requests whose attempts are spent; show, retry or drop them."),
     "dev": ("dispatch.cli.dev", "Run everything on this machine: Valkey, a simulated backend, two gateways."),
     "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from dispatch.errors import DispatchError
+from dispatch.fabric.functions import fabric_snapshot
 from dispatch.fabric.schema import check_group
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
@@ -23,6 +24,8 @@ TIMEOUT_S = 1.0
 
 REFUSED, TROUBLE = 1, 2
 """Exit codes: the answer is no (each command says of what); no answer, or something is wrong with the call itself."""
+
+_PAGE = 200  # rows of a snapshot: about 3 ms of the server's time
 
 DEFAULT_URL = "valkey://127.0.0.1:6379"
 DEFAULT_GROUP = "default"
@@ -50,6 +53,29 @@ class FabricGroup:
     def run(self, call: Any) -> Any:
         """Run one function for the group."""
         return self.connection.run(self.name, call)
+
+    def run_many(self, calls: Sequence[Any]) -> list[Any]:
+        """Run functions for the group in one round trip, not atomically; the first error of any is raised."""
+        answers = self.connection.run_many(self.name, calls)
+        for answer in answers:
+            if isinstance(answer, DispatchError):
+                raise answer
+        return answers
+
+    def rows(self, section: str, subject: str = "") -> Iterator[dict[str, Any]]:
+        """Read a section of the group's state, page by page."""
+        for page in self.pages(section, subject):
+            yield from page["rows"]
+
+    def pages(self, section: str, subject: str = "") -> Iterator[dict[str, Any]]:
+        """Read a section of the group's state as the pages it comes in."""
+        cursor = ""
+        while True:
+            page = self.run(fabric_snapshot(section, cursor=cursor, limit=_PAGE, subject=subject))
+            yield page
+            cursor = page["cursor"]
+            if not cursor:
+                return
 
 
 @contextmanager
@@ -86,6 +112,21 @@ def who(actor: str) -> str:
 def complain(text: str) -> None:
     """Write one line to stderr."""
     typer.echo(f"dispatch: {text}", err=True)
+
+
+def require_typed(question: str, word: str, refusal: str) -> None:
+    """Ask a person to type `word`, so that nothing large happens by a slip.
+
+    Raises:
+        typer.Exit: something else was typed, or nobody is there to type; `refusal` was said.
+    """
+    typer.echo(f"{question} to go on: ", nl=False, err=True)
+    typed = sys.stdin.readline()
+    if not typed.endswith("\n"):  # nobody is there to type
+        typer.echo(err=True)
+    if typed.strip() != word:
+        complain(f"{refusal} (--yes does not ask)")
+        raise typer.Exit(REFUSED)
 
 
 def write_json(document: Any) -> None:

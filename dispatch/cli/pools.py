@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 from dispatch.cli.operating import (
     DEFAULT_GROUP,
     DEFAULT_URL,
-    REFUSED,
     Actor,
     FabricGroup,
     Group,
@@ -23,19 +21,26 @@ from dispatch.cli.operating import (
     moment,
     one_line,
     or_dash,
+    require_typed,
     who,
     write_json,
 )
 from dispatch.cli.tables import print_table
-from dispatch.errors import DispatchError, PoolUnknown
+from dispatch.errors import PoolUnknown
 from dispatch.fabric.functions import fabric_snapshot, pool_pause, request_cancel
 from dispatch.fabric.records import PoolState
 
-app = typer.Typer(no_args_is_help=True, help="List pools, and pause, resume, drain or purge one.")
+_HELP = """List pools, and pause, resume, drain or purge one.
+
+\b
+Example:
+  dispatch pools list
+  dispatch pools pause backfill --reason "the batch endpoint is being moved"
+"""
+
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 Pool = Annotated[str, typer.Argument(help="Name of the pool.", show_default=False)]
-
-_PAGE = 200  # about 3 ms of the server's time each
 
 _REASONS = {
     "global_capacity": "the group runs as many requests as it may",
@@ -60,7 +65,7 @@ def list_command(url: Url = DEFAULT_URL, group: Group = DEFAULT_GROUP, json: Jso
       dispatch pools list
     """
     with fabric_group(url, group) as fabric:
-        rows = list(_rows(fabric, "pools"))
+        rows = list(fabric.rows("pools"))
     if json:
         write_json({"group": group, "pools": rows})
         return
@@ -147,7 +152,8 @@ def purge_command(  # noqa: PLR0913, PLR0917 - as above
     with fabric_group(url, group) as fabric:
         row = _row(fabric, pool)
         if not yes:
-            _ask(row)
+            question = f"{row['pending']} waiting requests of pool {pool} will be cancelled; type its name"
+            require_typed(question, pool, f"nothing was cancelled: the name {pool} was not given")
         cancelled = _purge(fabric, pool, who(actor), reason)
         left = _row(fabric, pool)
     if json:
@@ -169,38 +175,10 @@ def _change(url: str, group: str, asked: tuple[str, str, str, str], json: bool) 
     typer.echo(f"pool {pool} {now} {state.state}; {state.waiting} wait, {state.in_flight} run")
 
 
-def _rows(fabric: FabricGroup, section: str, subject: str = "") -> Iterator[dict[str, Any]]:
-    """Read a section of the group's state, page by page."""
-    cursor = ""
-    while True:
-        page = fabric.run(fabric_snapshot(section, cursor=cursor, limit=_PAGE, subject=subject))
-        yield from page["rows"]
-        cursor = page["cursor"]
-        if not cursor:
-            return
-
-
 def _row(fabric: FabricGroup, pool: str) -> dict[str, Any]:
-    for row in _rows(fabric, "pools", pool):
+    for row in fabric.rows("pools", pool):
         return row
     raise PoolUnknown(f"pool {pool!r} is not configured in group {fabric.name}; dispatch pools list has those that are")
-
-
-def _ask(row: dict[str, Any]) -> None:
-    """Make sure that it is meant.
-
-    Raises:
-        typer.Exit: it is not.
-    """
-    pool = row["pool_id"]
-    question = f"{row['pending']} waiting requests of pool {pool} will be cancelled; type its name to go on: "
-    typer.echo(question, nl=False, err=True)
-    typed = sys.stdin.readline()
-    if not typed.endswith("\n"):  # nobody is there to type
-        typer.echo(err=True)
-    if typed.strip() != pool:
-        complain(f"nothing was cancelled: the name {pool} was not given (--yes does not ask)")
-        raise typer.Exit(REFUSED)
 
 
 def _purge(fabric: FabricGroup, pool: str, actor: str, reason: str) -> int:
@@ -214,25 +192,17 @@ def _purge(fabric: FabricGroup, pool: str, actor: str, reason: str) -> int:
         before = total
         for ids in _waiting_pages(fabric, pool, began_ms):
             calls = [request_cancel(name, actor=actor, reason=reason, only_waiting=True) for name in ids]
-            for answer in fabric.connection.run_many(fabric.name, calls):
-                if isinstance(answer, DispatchError):
-                    raise answer
-                total += answer.status == "CANCELLED"
+            total += sum(answer.status == "CANCELLED" for answer in fabric.run_many(calls))
             complain(f"{total} cancelled")
         if total == before:
             return total
 
 
 def _waiting_pages(fabric: FabricGroup, pool: str, began_ms: int) -> Iterator[list[str]]:
-    cursor = ""
-    while True:
-        page = fabric.run(fabric_snapshot("waiting", cursor=cursor, limit=_PAGE, subject=pool))
+    for page in fabric.pages("waiting", pool):
         ids = [row["request_id"] for row in page["rows"] if row["submitted_ms"] <= began_ms]
         if ids:
             yield ids
-        cursor = page["cursor"]
-        if not cursor:
-            return
 
 
 def _state(row: dict[str, Any]) -> str:
