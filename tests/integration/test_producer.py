@@ -13,10 +13,12 @@ from dispatch.contract import Operation, ReplyError, RequestEnvelope, read_call
 from dispatch.errors import (
     FabricUnavailable,
     GroupUnknown,
+    IdempotencyConflict,
     InvalidRequest,
     LibraryProblem,
     PoolUnknown,
     RequestEnded,
+    RequestInProgress,
     RequestRefused,
     StateConflict,
 )
@@ -174,10 +176,14 @@ async def test_a_request_id_in_use_is_refused_and_the_first_request_is_untouched
     ):
         tasks.start_soon(first, one)
         await until(lambda: "same" in gateway.leases)
-        with pytest.raises(StateConflict, match="this client waits"):
+        with pytest.raises(IdempotencyConflict, match="this client waits for that request's reply, and it is another"):
             await one.complete(model="m", messages=say("second"), request_id="same")
-        with pytest.raises(StateConflict, match="that request is leased"):
+        with pytest.raises(IdempotencyConflict, match="used for another call"):
             await other.complete(model="m", messages=say("third"), request_id="same")
+        with pytest.raises(RequestInProgress, match="this client waits"):
+            await one.complete(model="m", messages=say("first"), request_id="same", timeout=30)
+        with pytest.raises(RequestInProgress, match="that request is leased"):
+            await other.complete(model="m", messages=say("first"), request_id="same", timeout=30)
         release.set()
     assert replies == ["first"]
     assert gateway.cancelled == []
