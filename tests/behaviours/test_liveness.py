@@ -1,0 +1,145 @@
+"""Who lives and who does not: nothing but silence of the producer itself is taken for its death."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from dispatch.fabric.schema import key
+from dispatch.producer.client import DispatchClient
+from tests.behaviours.scene import (
+    BOTH_CLIENTS,
+    Caller,
+    Watching,
+    assert_settled,
+    gateway_on,
+    records,
+    section,
+)
+from tests.support.by_hand import ByHand
+from tests.support.producing import MESSAGES, eye, owner, until, wide_group
+from tests.support.valkey import ValkeyProcess
+
+pytestmark = pytest.mark.anyio
+
+TTL_MS = 600
+BLOCKED_S = 1.5
+"""Much longer than the marker lives."""
+
+
+def silence(hand: ByHand, producer: str) -> None:
+    """Let a producer's marker run out now."""
+    with eye(hand.url) as client:
+        assert client.delete(key(hand.group, "alive", producer=producer)) == 1
+
+
+def test_work_of_a_dead_producer_is_dropped_before_dispatch(hand: ByHand) -> None:
+    hand.submit(count=2, producer_id="dead")
+    hand.submit(producer_id="alive")
+    silence(hand, "dead")
+    assert [lease.request_id for lease in hand.claim(8)] == ["r3"]
+    row = hand.pool("default")
+    assert (row["endings"], row["launched"]) == ({"producer_gone": 2}, 1)
+    assert {record["producer"] for record in records(hand.url, hand.group)} == {"dead"}
+
+
+def test_the_reply_to_a_dead_producer_is_dropped_and_its_outcome_is_kept(hand: ByHand) -> None:
+    hand.submit(producer_id="dead")
+    leases = hand.claim(1)
+    silence(hand, "dead")
+    hand.settle(leases)
+    [record] = records(hand.url, hand.group)
+    assert (record["ending"], record["outcome"]) == ("reply_dropped", "succeeded")
+    assert hand.pool("default")["endings"] == {"reply_dropped": 1}
+    with eye(hand.url) as client:
+        assert client.exists(key(hand.group, "replies", producer="dead")) == 0
+
+
+def test_the_first_request_cannot_race_the_first_heartbeat(hand: ByHand) -> None:
+    hand.submit(producer_id="new", liveness_ms=60_000)  # no other sign of life was ever given
+    with eye(hand.url) as client:
+        assert client.pttl(key(hand.group, "alive", producer="new")) > 50_000
+    assert len(hand.claim(1)) == 1
+
+
+@pytest.mark.parametrize("kind", BOTH_CLIENTS)
+async def test_a_store_error_is_not_death(start_valkey: Callable[..., ValkeyProcess], kind: str) -> None:
+    server = start_valkey()
+    group = wide_group(server.url)
+    options = {"fabric_group": group, "producer_id": "p", "liveness_ms": TTL_MS}
+    async with Caller(kind, server.url, **options) as caller:
+        call = asyncio.create_task(caller.complete(request_id="r"))
+        await until(lambda: section(server.url, group, "group")["pending"] == 1)
+        with eye(server.url) as admin:
+            for _ in range(4):  # every connection breaks, again and again, for longer than the marker lives
+                admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await anyio.sleep(TTL_MS / 3000)
+            admin.config_set("maxmemory", 1)  # then the server takes no writes
+            await anyio.sleep(BLOCKED_S / 2)
+            admin.config_set("maxmemory", 0)
+            library = admin.execute_command("FUNCTION", "DUMP")
+            admin.execute_command("FUNCTION", "FLUSH")  # then it has no functions
+            await anyio.sleep(BLOCKED_S / 2)
+            admin.execute_command("FUNCTION", "RESTORE", library)
+        async with gateway_on(server.url, group, Watching(held=False)):
+            assert (await call).succeeded
+
+
+async def test_a_server_that_answers_with_errors_only_is_not_death(start_valkey: Callable[..., ValkeyProcess]) -> None:
+    server = start_valkey()
+    group = wide_group(server.url)
+    async with DispatchClient(server.url, fabric_group=group, producer_id="p", liveness_ms=TTL_MS) as client:
+        call = asyncio.create_task(client.complete(model="m", messages=MESSAGES, request_id="r", timeout=30))
+        await until(lambda: section(server.url, group, "group")["pending"] == 1)
+        with eye(server.url) as admin:
+            for _ in range(3):
+                admin.execute_command("ACL", "SETUSER", "default", "nocommands", "+acl", "+client")
+                await anyio.sleep(TTL_MS / 3000)
+                admin.execute_command("ACL", "SETUSER", "default", "allcommands")
+                await anyio.sleep(TTL_MS / 3000)
+            assert owner(server.url, group, "p") is not None
+        async with gateway_on(server.url, group, Watching(held=False)):
+            assert (await call).succeeded
+
+
+@pytest.mark.parametrize("kind", BOTH_CLIENTS)
+async def test_a_callback_that_blocks_does_not_stop_the_heartbeat(valkey: ValkeyProcess, kind: str) -> None:
+    group, executor = wide_group(valkey.url), Watching(held=False)
+    options: dict[str, Any] = {"fabric_group": group, "producer_id": "p", "liveness_ms": TTL_MS}
+
+    def block(finished: int, _total: int) -> None:
+        if finished == 1:  # in the event loop, or in the thread that asked
+            end = time.monotonic() + BLOCKED_S
+            while time.monotonic() < end:
+                assert owner(valkey.url, group, "p") is not None
+                time.sleep(0.02)
+
+    items = [{"model": "m", "messages": MESSAGES, "timeout": 30} for _ in range(6)]
+    async with gateway_on(valkey.url, group, executor) as gateway, Caller(kind, valkey.url, **options) as caller:
+        await gateway.check(1)
+        if caller.blocking is not None:
+            client = caller.blocking
+            replies = await anyio.to_thread.run_sync(lambda: client.batch_generate(items, block, concurrency=2))
+        else:
+            assert caller.asynchronous is not None
+            replies = await caller.asynchronous.batch_generate(items, block, concurrency=2)
+    assert [getattr(reply, "ending", reply) for reply in replies] == ["succeeded"] * 6
+    assert_settled(valkey.url, group)
+
+
+async def test_a_reply_that_came_while_the_event_loop_was_blocked_is_handed_over(valkey: ValkeyProcess) -> None:
+    group = wide_group(valkey.url)
+    hand = ByHand(valkey.url, group)
+    async with DispatchClient(valkey.url, fabric_group=group) as client:
+        call = asyncio.create_task(client.complete(model="m", messages=MESSAGES, timeout=0.5))
+        await until(lambda: section(valkey.url, group, "group")["pending"] == 1)
+        hand.settle(hand.claim(1))  # in time; all that follows is this process's own doing
+        time.sleep(3.0)  # noqa: ASYNC251 - a callback that blocks is what this is about
+        assert (await call).succeeded
+    hand.close()
