@@ -69,11 +69,11 @@ async def test_frozen_it_lets_nothing_pass_and_loses_nothing(echo_port: int) -> 
         assert await say(writer, reader, b"a") == b"a"
         proxy.freeze()
         late_reader, late_writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        answers = asyncio.gather(say(writer, reader, b"b"), say(late_writer, late_reader, b"c"))
-        done, _ = await asyncio.wait([answers], timeout=0.2)
+        waiting = asyncio.gather(say(writer, reader, b"b"), say(late_writer, late_reader, b"c"))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         proxy.thaw()
-        assert await answers == [b"b", b"c"]
+        assert list(await waiting) == [b"b", b"c"]
         proxy.freeze()
         proxy.cut()  # a frozen connection can be cut, too
         with pytest.raises(ConnectionResetError):
