@@ -151,12 +151,15 @@ def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject
 
 
 def fabric_audit(part: str, *, cursor: str = "", limit: int = 200, subject: str = "") -> FunctionCall[Any]:
-    """Hold stored counters against the structures: group, pools, endpoints, entries (`subject` = pool), leases."""
+    """Hold what is stored against the structures, part by part (`subject` = the pool, for entries).
+
+    Parts: group, pools, endpoints, entries, leases, timers, chores, requests, dead.
+    """
     return FunctionCall("fabric_audit", [part, cursor, limit, subject], msgspec.json.decode, read_only=True)
 
 
 def fabric_repair(repair: r.Repair, *, actor: str) -> FunctionCall[bool]:
-    """Set a counter that an audit found wrong, if it still is what the audit saw. Answers whether it was done."""
+    """Put right what an audit found wrong, if it still is what the audit saw. Answers whether it was done."""
     args: list[Argument] = [repair.kind, repair.name, repair.field, repair.seen, repair.value, actor]
     return FunctionCall("fabric_repair", args, _repaired)
 

@@ -337,7 +337,10 @@ class DeadContent:
 class Repair:
     """One counter to set: `kind` is group, pool or endpoint.
 
-    Or, the last three members unused: a pool to place anew (`placement`), an endpoint's turn to free (`holder`).
+    Or, the last three members unused, something that the server judges anew; `name` says of what: a pool to place
+    (`placement`), an endpoint's turn or probe to free (`holder`, `probe`), an endpoint to look at or to have asked
+    (`look`, `chores`), a timer or chore to remove (`timer`, `chore`), a request that lacks its timer (`retry`), a dead
+    one that is none (`dead`), or when the next timer and chore are due (`clock`).
     """
 
     kind: str

@@ -10,6 +10,16 @@ local function refresh(step)
   step.group.next_chore = first[2] and tonumber(first[2]) or nil
 end
 
+--- Read anew when the next is due. For a repair.
+chores.refresh = refresh
+
+--- Remove `member`, whatever it is. For a repair.
+function chores.strike(step, member)
+  local removed = server.call("ZREM", keys.of(step.root, "chores"), member)
+  refresh(step)
+  return removed == 1
+end
+
 --- Have `kind` ("probe" or "sample") done for the endpoint `name` at `due` ms.
 function chores.set(step, kind, name, due)
   server.call("ZADD", keys.of(step.root, "chores"), due, kind .. ":" .. name)

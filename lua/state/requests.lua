@@ -34,6 +34,11 @@ function requests.get_whole(step, id)
   return request
 end
 
+--- Whether the request `id` waits for its next attempt. Reads one word.
+function requests.is_delayed(step, id)
+  return server.call("HGET", keys.of(step.root, "request", id), "state") == "delayed"
+end
+
 local function is_small(bytes)
   return bytes <= schema.limits.inline_body_bytes
 end

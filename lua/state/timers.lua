@@ -18,6 +18,20 @@ function timers.clear(step, member)
   server.call("ZREM", keys.of(step.root, "timers"), member)
 end
 
+local function refresh(step)
+  local first = server.call("ZRANGE", keys.of(step.root, "timers"), 0, 0, "WITHSCORES")
+  step.group.next_timer = first[2] and tonumber(first[2]) or nil
+end
+
+--- Read anew when the next is due: what is told to gateways that sleep. For a repair.
+timers.refresh = refresh
+
+--- When the timer `member` is due, ms, or nil.
+function timers.due(step, member)
+  local due = server.call("ZSCORE", keys.of(step.root, "timers"), member)
+  return due and tonumber(due) or nil
+end
+
 --- Remove and return up to `limit` members that are due.
 function timers.take(step, limit)
   local group = step.group
@@ -25,8 +39,7 @@ function timers.take(step, limit)
   local key = keys.of(step.root, "timers")
   local members = server.call("ZRANGE", key, "-inf", step.now, "BYSCORE", "LIMIT", 0, limit)
   if #members > 0 then server.call("ZREM", key, unpack(members)) end
-  local following = server.call("ZRANGE", key, 0, 0, "WITHSCORES")
-  group.next_timer = following[2] and tonumber(following[2]) or nil
+  refresh(step)
   return members
 end
 

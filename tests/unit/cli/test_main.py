@@ -171,8 +171,10 @@ def test_a_bug_keeps_its_traceback(run_failing: Callable[[BaseException], int], 
 @pytest.mark.parametrize("command", [*NEEDS_SERVER, *NEEDS_GROUP])
 def test_no_valkey_is_one_sentence_within_seconds(command: str) -> None:
     start = time.monotonic()
+    dispatch(*command.split(), "--help")
+    between = time.monotonic()
     done = dispatch(*command.split(), "--url", "valkey://127.0.0.1:9")
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - between < 2 * (between - start) + 2  # the first is how long it takes to start
     assert done.returncode not in (0, 130)
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
