@@ -9,7 +9,7 @@ by the status. `Retry-After` (whole seconds, 1 to 30) and `retry-after-ms` stand
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import msgspec
@@ -128,8 +128,8 @@ def refused(reason: str, message: str) -> Problem:
     return Problem(meaning=REFUSALS[reason], message=message, code=reason)
 
 
-def problem_of(error: errors.DispatchError) -> Problem:
-    """Say what an exception of `Caller.call` or of reading a call is in HTTP."""
+def problem_of(error: errors.DispatchError, *, keyed: bool = False) -> Problem:
+    """Say what an exception of `Caller.call` or of reading a call is in HTTP. `keyed`: it has an idempotency key."""
     match error:
         case errors.InvalidRequest():
             return rejected(error.status, error.code or "invalid_request", error.message, error.param)
@@ -143,6 +143,9 @@ def problem_of(error: errors.DispatchError) -> Problem:
             meaning = _meaning_of(error)
             code = meaning.reason.removeprefix("rejected-")
             return Problem(meaning=meaning, message=str(error), param="idempotency-key", code=code)
+        case errors.StateConflict() if keyed:  # the call goes on, and a repeat gets its reply
+            interrupted = replace(_meaning_of(error), retry=True)
+            return Problem(meaning=interrupted, message=str(error), code="interrupted")
     meaning = _meaning_of(error)
     return Problem(meaning=meaning, message=str(error), code=meaning.reason.partition("-")[2])
 

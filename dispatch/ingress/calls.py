@@ -62,7 +62,7 @@ class CallRoute:
         except BodyTooSlow:
             answer = answer_of_problem(_TOO_SLOW)
         except DispatchError as error:
-            answer = answer_of_problem(problem_of(error))
+            answer = answer_of_problem(problem_of(error, keyed=b"idempotency-key" in headers))
         except Exception:  # noqa: BLE001 - a bug of ours; told in the form that every client can read
             # As text: where logging is not set up, structlog would show local variables, which hold the body.
             trace = traceback.format_exc()

@@ -6,8 +6,8 @@
 `X-Dispatch-Priority`    0 (first) to 3, among the calls of one key
 `X-Dispatch-Metadata`    a JSON object of scalars; `image_count`, `page_count`, `chunk_page_count` and
                          `estimated_cost_units` feed the cost rule
-`Idempotency-Key`        1 to 255 visible ASCII characters, in quotes (RFC 8941) or bare: a call repeated with its key is
-                         made once
+`Idempotency-Key`        1 to 255 visible ASCII characters, in quotes (RFC 8941) or bare: a call that is repeated with
+                         its key is made once
 `X-Request-Id`           1 to 128 visible ASCII characters: recorded and echoed; anything else is replaced
 `traceparent`, `tracestate`  W3C trace context, passed on; what does not follow that standard is ignored, as it says
 """

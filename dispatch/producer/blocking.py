@@ -147,7 +147,10 @@ class BlockingQueuedPath:
             FabricUnavailable: Valkey did not answer; whether it was queued is not known, and the caller cancels it.
         """
         errand = waiting.errand
-        self.inbox.expect(errand.request_id, errand.slot, errand.draft.submission.fingerprint)
+        draft = errand.draft
+        self.inbox.expect(
+            draft.request_id, errand.slot, fingerprint=draft.submission.fingerprint, lasting=draft.lasting
+        )
         self._pump.wake()
         reply_s = self._admit(errand)
         waiting.end = time.monotonic() + reply_s
@@ -198,6 +201,7 @@ class BlockingQueuedPath:
             return
         self._ended = True
         self._standing.end(self.session.closed)
+        self.inbox.fail_lasting(self.session.interrupted)
         until = time.monotonic() + self._options.close_ms / 1000
         try:
             self._cancel_outstanding(until)

@@ -45,6 +45,8 @@ class DispatchClient:
     - Cancelling a task that waits for a reply cancels its request, in the background and within 5 s.
     - Closing cancels what is outstanding and waits for that at most `close_ms` (2 s); callers still waiting get a
       reply that ended `cancelled`, or `StateConflict`.
+    - A call with a `request_id` is made once: the same call again gets the first one's reply (`reply.replayed`), or
+      `RequestInProgress` while that one runs; another call under that id is an `IdempotencyConflict`.
     - Nobody waits for ever: at the latest 2 s after a request's deadline there is an outcome.
     - The producer's liveness is refreshed from a thread of its own, so code that blocks the event loop does not cost
       the producer its queue. A process that stands still longer than `liveness_ms` does: its requests end

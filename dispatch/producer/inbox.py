@@ -38,6 +38,7 @@ class Slot(Protocol):
 class _Entry:
     slot: Slot
     fingerprint: str
+    lasting: bool
     admitted: bool = False
 
 
@@ -55,8 +56,10 @@ class Inbox:
     _abandoned: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def expect(self, request_id: str, slot: Slot, fingerprint: str = "") -> None:
-        """Give the reply of `request_id` to `slot` when it comes. `fingerprint` says what call it is.
+    def expect(self, request_id: str, slot: Slot, *, fingerprint: str = "", lasting: bool = False) -> None:
+        """Give the reply of `request_id` to `slot` when it comes.
+
+        `fingerprint` says what call it is, `lasting` that it goes on when nobody waits for it.
 
         Raises:
             RequestInProgress, IdempotencyConflict: this client already waits for a request of that id, which is the
@@ -68,7 +71,7 @@ class Inbox:
                 if earlier.fingerprint == fingerprint:
                     raise RequestInProgress(message, request_id=request_id)
                 raise IdempotencyConflict(f"{message}, and it is another call", request_id=request_id)
-            self._waiting[request_id] = _Entry(slot, fingerprint)
+            self._waiting[request_id] = _Entry(slot, fingerprint, lasting)
             self._abandoned.pop(request_id, None)
 
     def admitted(self, request_id: str) -> None:
@@ -106,6 +109,13 @@ class Inbox:
         """Settle every waiting request with an error of its own; returns how many."""
         ids = self.outstanding()
         return sum(self.settle(request_id, error()) for request_id in ids)
+
+    def fail_lasting(self, error: Callable[[], DispatchError]) -> None:
+        """Settle those that wait for a request which goes on without them with an error of their own."""
+        with self._lock:
+            ids = [name for name, entry in self._waiting.items() if entry.lasting and entry.admitted]
+        for request_id in ids:
+            self.settle(request_id, error())
 
     def outstanding(self, *, admitted_only: bool = False) -> list[str]:
         """List the ids that wait for a reply."""

@@ -114,7 +114,10 @@ class QueuedPath:
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
         )
-        self.inbox.expect(errand.request_id, errand.slot, errand.draft.submission.fingerprint)
+        draft = errand.draft
+        self.inbox.expect(
+            draft.request_id, errand.slot, fingerprint=draft.submission.fingerprint, lasting=draft.lasting
+        )
         try:
             self._pump.wake()
             reply_s = await self._submitter.admit(errand)
@@ -133,6 +136,7 @@ class QueuedPath:
         self._liveness.stop()
         with anyio.CancelScope(shield=True):
             if not supervisor.done():
+                self.inbox.fail_lasting(self.session.interrupted)
                 with anyio.move_on_after(self._options.close_ms / 1000):
                     await self._cancel_outstanding()
                 self.inbox.fail_all(self.session.closed)

@@ -62,6 +62,10 @@ class Session:
         """Make the error for a client that was closed."""
         return StateConflict("the client was closed; requests still outstanding were told to stop")
 
+    def interrupted(self) -> StateConflict:
+        """Make the error for who waits for a request with an idempotency key when the client is closed."""
+        return StateConflict("the client was closed; the request goes on: repeat it with its idempotency key")
+
     def taken_over(self) -> StateConflict:
         """Make the error for a session that another one has replaced."""
         return StateConflict(

@@ -18,7 +18,7 @@ from dispatch.sync import DispatchClient as BlockingClient
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.producing import MESSAGES, say
 from tests.support.stub import Fin, Hold, Script, StubBackend, Write, answer_bytes, json_answer
-from tests.support.valkey import ValkeyProcess
+from tests.support.valkey import ValkeyProcess, free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +110,15 @@ async def test_a_direct_call_has_a_deadline_and_ends_with_its_task() -> None:
         await silent.until(lambda stub: stub.open_connections == 0)
     with pytest.raises(StateConflict, match="not open"):
         await client.complete(model="m", messages=MESSAGES)
+
+
+async def test_an_address_where_nobody_answers_is_named_without_its_credentials() -> None:
+    where = f"127.0.0.1:{free_port()}/v1"
+    async with DispatchClient(direct=True, endpoint=f"http://user:hidden@{where}") as client:
+        with pytest.raises(BackendError) as caught:
+            await client.complete(model="m", messages=MESSAGES)
+    assert f"(http://{where})" in str(caught.value)
+    assert "hidden" not in str(caught.value)
 
 
 async def test_the_blocking_client_goes_direct_too() -> None:

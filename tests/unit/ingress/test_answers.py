@@ -9,7 +9,7 @@ import pytest
 
 from dispatch import errors
 from dispatch.backend import ErrorType
-from dispatch.contract import Reply, ReplyError, ReplyHead
+from dispatch.contract import Attempt, Reply, ReplyError, ReplyHead
 from dispatch.fabric.schema import ENDINGS as SCHEMA_ENDINGS
 from dispatch.fabric.schema import document
 from dispatch.ingress.answers import (
@@ -147,8 +147,11 @@ def test_a_deadline_that_passed_in_the_queue_is_want_of_capacity() -> None:
     status, fields, error = parts(ended("expired", queue_ms=500, execution_ms=None))
     assert (status, fields["x-dispatch-reason"], fields["retry-after"]) == (429, "rejected-deadline", "1")
     assert (fields["x-dispatch-queue-ms"], error["code"]) == ("500", "deadline_exceeded")
-    # Nothing is known of what it did: not a refusal.
-    assert parts(ended("expired", queue_ms=None, execution_ms=None))[0] == 504
+    # Nothing is known of what it did, or an earlier attempt may have done something: no refusal.
+    tried = (Attempt(1, 1, 2, None, "endpoint_unreachable", "g", "e"),)
+    for more in ({"queue_ms": None}, {"queue_ms": 500, "attempt": 1, "tries": tried}):
+        status, fields, _ = parts(ended("expired", execution_ms=None, **more))
+        assert (status, fields["x-dispatch-reason"], fields["x-should-retry"]) == (504, "ended-expired", "false")
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 413, 422, 429, 500, 503, 504])

@@ -376,3 +376,15 @@ async def test_a_key_or_level_sent_twice_is_refused(http: httpx.AsyncClient, cli
     answer = await http.post(CHAT, content=BODY, headers=[(name, "1"), (name, "1")])
     assert (answer.status_code, error_of(answer)["param"]) == (400, name)
     assert not client.calls
+
+
+async def test_a_bug_is_told_and_its_log_line_holds_no_body(
+    http: httpx.AsyncClient, client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.behave = failing(RuntimeError("broken"))
+    answer = await post(http, body=b'{"messages":[{"role":"user","content":"secret prompt"}],"model":"m"}')
+    assert (answer.status_code, error_of(answer)["message"]) == (500, "internal error; see the log")
+    said = "".join(capsys.readouterr())
+    assert "call_failed" in said
+    assert "RuntimeError: broken" in said
+    assert "secret prompt" not in said
