@@ -136,14 +136,15 @@ class Watcher:
         return left - min(_MARGIN * left, _MARGIN_S)
 
     async def _probe(self, chore: Chore) -> ChoreReport:
-        probe = Probe("neutral", "endpoint_unknown")
+        endpoint, why = None, "endpoint_unknown"
         with anyio.move_on_after(self._seconds_left(chore)):
             try:
                 endpoint = await self._endpoints.find(chore.endpoint_id)
             except EndpointUnusable as error:
-                probe = Probe("neutral", error.error_type)
-            else:
-                probe = await self._client.probe(endpoint, within_s=self._seconds_left(chore))
+                why = error.error_type
+        probe = Probe("neutral", why)
+        if endpoint is not None:
+            probe = await self._client.probe(endpoint, within_s=self._seconds_left(chore))
         log.info("endpoint_probed", endpoint=chore.endpoint_id, verdict=probe.verdict, error_type=probe.error_type)
         return ChoreReport(
             kind="probe",
@@ -156,11 +157,12 @@ class Watcher:
 
     async def _sample(self, chore: Chore) -> ChoreReport:
         name, reading, problem = chore.endpoint_id, EngineReading(), "its metrics cannot be asked for here"
+        gauge = None
         with anyio.move_on_after(self._seconds_left(chore)):
             gauge = await self._endpoints.gauge(name)
-            if gauge is not None:
-                found = await self._client.gauge(gauge, within_s=self._seconds_left(chore))
-                reading, problem = (EngineReading(), found) if isinstance(found, str) else (found, "")
+        if gauge is not None:
+            found = await self._client.gauge(gauge, within_s=self._seconds_left(chore))
+            reading, problem = (EngineReading(), found) if isinstance(found, str) else (found, "")
         now = self._loop.time()
         read_at, before = self._readings.get(name, (-math.inf, None))
         token_ms = token_ms_between(before if now - read_at <= _WINDOW_S else None, reading)

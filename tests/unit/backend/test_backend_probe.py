@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import anyio
 import pytest
@@ -17,6 +14,7 @@ from dispatch.backend.gauge import PAGE_MAX_BYTES, Gauge
 from dispatch.backend.probing import Probe
 from dispatch.errors import ConfigurationError
 from tests.support.calls import chat_call, endpoint_at
+from tests.support.descriptors import no_free_descriptor
 from tests.support.stub import Fin, Hold, Reset, Script, StubBackend, Write, answer_bytes, free_port, json_answer
 
 pytestmark = pytest.mark.anyio
@@ -29,18 +27,6 @@ CUT = Probe("failure", "endpoint_disconnected")
 def status(code: int, body: bytes = b"{}", **fields: str) -> Script:
     headers = [(name.replace("_", "-"), value) for name, value in fields.items()]
     return json_answer(body, status=f"{code} X", headers=headers)
-
-
-@contextmanager
-def no_free_descriptor() -> Iterator[None]:
-    """Let the system give this process no socket, file or pipe."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open("/dev/null") as lowest:  # noqa: PTH123 - a descriptor is what is wanted
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
