@@ -30,8 +30,8 @@ from tests.support.valkey import ValkeyProcess
 
 GROUP = "watched"
 SECTIONS = (
-    "group", "config", "generation", "generations", "pools", "endpoints", "gateways", "leases", "waiting", "endings",
-    "request",
+    "group", "config", "generation", "generations", "pools", "endpoints", "gateways", "leases", "waiting", "dead",
+    "endings", "events", "request",
 )  # fmt: skip
 
 
@@ -119,6 +119,7 @@ class Life:
         self.settle(*self.claim(2), want=2)
         self.keyed()
         self.troubled()
+        self.dying()
         self.watched()
         self.connection.close()
 
@@ -160,11 +161,29 @@ class Life:
     def report(self) -> Chore:
         return self.connection.run(GROUP, f.endpoint_report("g"))
 
+    def dying(self) -> None:
+        """Attempts that are spent, and what is done with those requests."""
+        document = default_document() | {"dead_kept": 2}
+        document["pools"][0] |= {"delivery": "at_least_once", "max_attempts": 1}
+        configure(self.url, GROUP, document, expected=3)
+        pool = document["pools"][0]["pool_id"]
+        for number in range(4):
+            request_id = self.submit(pool=pool, body_bytes=5000 if number % 2 else 2, fairness_key="k")
+            self.settle(*self.claim(8), outcome=Outcome.LOST)
+            self.connection.run(GROUP, f.fabric_snapshot("dead"))
+            self.connection.run(GROUP, f.dead_content(request_id))
+        for action in ("retry", "drop"):
+            name = self.connection.run(GROUP, f.fabric_snapshot("dead"))["rows"][0]["request_id"]
+            self.connection.run(GROUP, f.dead_change(action, name, actor="a", new_id="anew"))
+        self.settle(*self.claim(8))
+
     def watched(self) -> None:
         """What an operator's doctor asks and does."""
         self.submit(fairness_key="d")
-        for part in ("group", "pools", "endpoints", "entries", "leases"):
+        for part in ("group", "pools", "endpoints", "entries", "leases", "timers", "chores", "requests", "dead"):
             self.connection.run(GROUP, f.fabric_audit(part, subject="default"))
+        for kind in ("probe", "look", "chores", "timer", "chore", "retry", "dead", "clock"):
+            self.connection.run(GROUP, f.fabric_repair(Repair(kind, "default"), actor="a"))
         self.connection.run(GROUP, f.fabric_repair(Repair("pool", "default", "bytes", seen=2, value=2), actor="a"))
         self.connection.run(GROUP, f.fabric_repair(Repair("placement", "default"), actor="a"))
         self.connection.run(GROUP, f.fabric_repair(Repair("holder", "default"), actor="a"))
