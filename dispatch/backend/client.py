@@ -11,24 +11,22 @@ from typing import Self
 import anyio
 import httpx
 import msgspec
-import structlog
 from httpx_aiohttp import AiohttpTransport
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.backend.engine_metrics import EngineReading, read_metrics
 from dispatch.backend.exchange import UPLOAD_PIECE_BYTES, Answer, Upload, exchange
-from dispatch.backend.execution import ErrorType, Execution
+from dispatch.backend.execution import Execution
 from dispatch.backend.failures import Failure, timed_out
 from dispatch.backend.gauge import Gauge
+from dispatch.backend.journal import note_failure
 from dispatch.backend.probing import Probe, read_probe
 from dispatch.backend.reading import read_answer, read_failure
+from dispatch.backend.streaming import BackendStream
 from dispatch.backend.transport import open_transport, proxy_for
 from dispatch.contract import Call
 
-_log = structlog.get_logger(__name__)
-
 _USER_AGENT = "fabric-dispatch"
-_WORTH_A_LINE = frozenset({ErrorType.UNREACHABLE, ErrorType.TIMEOUT, ErrorType.DISCONNECTED, ErrorType.UNREADABLE})
 
 
 class EndpointClient:
@@ -70,6 +68,20 @@ class EndpointClient:
         """
         return await self._run(endpoint, "POST", call.operation.path, call.body, deadline_s)
 
+    def stream(self, endpoint: Endpoint, call: Call, *, deadline_s: float) -> BackendStream:
+        """Return the handle of a call whose answer is a stream; entering it sends the call, once. See `BackendStream`.
+
+        Promises as `execute`; the body must ask for a stream.
+
+        Raises:
+            RuntimeError: the client is closed.
+            ValueError: the operation has no stream form.
+        """
+        request = _request(endpoint, "POST", call.operation.path, call.body)
+        request.headers["accept-encoding"] = "identity"  # compressing token by token costs more than it saves
+        transport = self._transport(request.url, use_proxy=endpoint.use_proxy)
+        return BackendStream(transport, request, endpoint, call, deadline_s)
+
     async def models(self, endpoint: Endpoint, *, deadline_s: float) -> Execution:
         """Ask for the endpoint's models (`GET /models`): the list for callers, and a probe that costs no generation.
 
@@ -100,11 +112,7 @@ class EndpointClient:
         started = anyio.current_time()
         found = await self._ask(endpoint, _request(endpoint, method, path, body), deadline_s)
         execution = read_failure(found, endpoint) if isinstance(found, Failure) else read_answer(found, endpoint)
-        error = execution.head.error
-        if error is not None and error.type in _WORTH_A_LINE:
-            _log.warning(
-                "endpoint_call_failed", endpoint_id=endpoint.endpoint_id, address=endpoint.address, reason=error.message
-            )
+        note_failure(endpoint, execution.head.error)
         elapsed_ms = math.ceil((anyio.current_time() - started) * 1000)
         return msgspec.structs.replace(execution, execution_ms=elapsed_ms)
 

@@ -37,6 +37,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     usage: msgspec.Raw = _ABSENT
     error: msgspec.Raw = _ABSENT
     object: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = _ABSENT
     model: msgspec.Raw = _ABSENT
     status: msgspec.Raw = _ABSENT
     message: msgspec.Raw = _ABSENT
@@ -113,12 +114,20 @@ def usage_of(document: Document) -> Usage | None:
     A number that cannot be one (negative, beyond 10^12, a string, a fraction) is unknown; None = nothing is known.
     """
     try:
-        fields = _decode_members(document.usage)
+        return usage_in(_decode_members(document.usage))
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def usage_in(members: dict[str, msgspec.Raw]) -> Usage | None:
+    """Return the tokens that the members of a `usage` object report; as `usage_of`."""
     usage = Usage(
-        input_tokens=_tokens(fields, "prompt_tokens", "input_tokens"),
-        output_tokens=_tokens(fields, "completion_tokens", "output_tokens"),
+        input_tokens=_tokens(members, "prompt_tokens", "input_tokens"),
+        output_tokens=_tokens(members, "completion_tokens", "output_tokens"),
+        cached_input_tokens=_detail(members, "cached_tokens", "prompt_tokens_details", "input_tokens_details"),
+        reasoning_output_tokens=_detail(
+            members, "reasoning_tokens", "completion_tokens_details", "output_tokens_details"
+        ),
     )
     return None if usage == Usage() else usage
 
@@ -131,21 +140,44 @@ def _tokens(fields: dict[str, msgspec.Raw], *names: str) -> int | None:
     return None
 
 
+def _detail(members: dict[str, msgspec.Raw], name: str, *groups: str) -> int | None:
+    for group in groups:
+        raw = members.get(group)
+        if raw is not None:
+            try:
+                return _tokens(_decode_members(raw), name)
+            except (msgspec.MsgspecError, RecursionError):
+                return None
+    return None
+
+
 def finish_reasons_of(document: Document) -> tuple[str, ...]:
     """Return the finish reasons by choice index; "" where one choice of several has none, () where none has one."""
+    reasons = tuple(reason for _, reason in sorted(finish_reasons_in(document)))
+    return reasons if any(reasons) else ()
+
+
+def finish_reasons_in(document: Document) -> list[tuple[int, str]]:
+    """Return index and finish reason ("" = none) of the choices; their place counts where one says no index."""
     try:
         choices = _decode_choices(document.choices)
     except (msgspec.MsgspecError, RecursionError):
-        return ()
-    if all(type(choice.index) is int for choice in choices):
-        choices.sort(key=lambda choice: choice.index)
-    reasons = tuple(clean(choice.finish_reason, _MAX_WORD_LENGTH) for choice in choices)
-    return reasons if any(reasons) else ()
+        return []
+    indexed = all(type(choice.index) is int for choice in choices)
+    return [
+        (choice.index if indexed else place, clean(choice.finish_reason, _MAX_WORD_LENGTH))
+        for place, choice in enumerate(choices)
+    ]
 
 
 def model_of(document: Document) -> str | None:
     """Return the model that answered, cleaned and cut to 128 characters; None when the body names none."""
     return clean(_value(document.model), _MAX_WORD_LENGTH) or None
+
+
+def id_of(document: Document) -> str | None:
+    """Return the answer's own id, cleaned and cut to 128 characters; None when the body names none."""
+    return clean(_value(document.id), _MAX_WORD_LENGTH) or None
 
 
 def error_in_success(document: Document) -> ReportedError | None:

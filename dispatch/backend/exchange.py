@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TypeVar
 
 import aiohttp
 import anyio
@@ -21,6 +22,9 @@ UPLOAD_PIECE_BYTES = 128 * 1024
 
 NETWORK_ERRORS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError, ValueError)
 """What the layers below raise for what a network or a backend does; anything else is a bug and is not caught."""
+
+
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +46,28 @@ async def exchange(
     come whole is an answer without a body: its head has said what counts.
     """
     reading = _Reading(endpoint, deadline)
-    with anyio.CancelScope(deadline=reading.next_deadline(endpoint.first_byte_timeout_ms)) as scope:
-        try:
-            response = await transport.handle_async_request(request)
-            body = await reading.take(response, scope)
-            return Answer(response.status_code, reading.fields, body)
-        except BodyTooLarge:
-            failure = Failure.too_large(endpoint, reading.status)
-        except NETWORK_ERRORS as error:
-            failure = failure_of(error, endpoint, reading.status, reading.received_bytes)
-    if scope.cancelled_caught:
-        failure = timed_out(endpoint, reading.status, expired=anyio.current_time() >= deadline)
-    if reading.status is not None and reading.status >= 400 and not failure.expired:
-        return Answer(reading.status, reading.fields, b"")
-    return failure
+
+    async def take_whole(scope: anyio.CancelScope) -> Answer:
+        return await reading.take(await transport.handle_async_request(request), scope)
+
+    return await reading.bounded(take_whole)
+
+
+async def open_exchange(
+    transport: AiohttpTransport, request: httpx.Request, endpoint: Endpoint, deadline: float
+) -> httpx.Response | Answer | Failure:
+    """Send `request` once and read the head of its answer; an answer other than 2xx is read to its end.
+
+    An open response belongs to the caller: read it by `pieces_of`, and `close` it unless it was read to its end.
+    Promises as `exchange`.
+    """
+    reading = _Reading(endpoint, deadline)
+
+    async def take_head(scope: anyio.CancelScope) -> httpx.Response | Answer:
+        response = await transport.handle_async_request(request)
+        return response if 200 <= response.status_code < 300 else await reading.take(response, scope)
+
+    return await reading.bounded(take_head)
 
 
 class _Reading:
@@ -69,11 +81,27 @@ class _Reading:
         self.fields: Fields = ()
         self.received_bytes = 0
 
+    async def bounded(self, take: Callable[[anyio.CancelScope], Awaitable[Taken]]) -> Taken | Answer | Failure:
+        """Run `take` within the bounds of a call; it gets the scope whose deadline says until when."""
+        endpoint = self._endpoint
+        with anyio.CancelScope(deadline=self.next_deadline(endpoint.first_byte_timeout_ms)) as scope:
+            try:
+                return await take(scope)
+            except BodyTooLarge:
+                failure = Failure.too_large(endpoint, self.status)
+            except NETWORK_ERRORS as error:
+                failure = failure_of(error, endpoint, self.status, self.received_bytes)
+        if scope.cancelled_caught:
+            failure = timed_out(endpoint, self.status, expired=anyio.current_time() >= self._deadline)
+        if self.status is not None and self.status >= 400 and not failure.expired:
+            return Answer(self.status, self.fields, b"")
+        return failure
+
     def next_deadline(self, bound_ms: int) -> float:
         """Return when a wait that begins now has to end: by its bound, or by the request's own deadline."""
         return min(self._deadline, anyio.current_time() + bound_ms / 1000)
 
-    async def take(self, response: httpx.Response, scope: anyio.CancelScope) -> bytes:
+    async def take(self, response: httpx.Response, scope: anyio.CancelScope) -> Answer:
         """Read the body to its end and close; moves the scope's deadline along as bytes come."""
         self.status = response.status_code
         self.fields = decode_fields(response.headers.raw)
@@ -86,12 +114,13 @@ class _Reading:
             if not encoded and _announced(self.fields) > limit:
                 raise BodyTooLarge
             scope.deadline = self.next_deadline(idle_ms)
-            async for piece in response.aiter_bytes() if encoded else _raw(response):
+            async for piece in response.aiter_bytes() if encoded else pieces_of(response):
                 self.received_bytes += len(piece)
                 if self.received_bytes > limit:
                     raise BodyTooLarge
                 if streamed and not pieces and not piece.lstrip().startswith(b"{"):
-                    return b""  # events that nobody asked for: closing stops them, reading on could last for ever
+                    # Events that nobody asked for: closing stops them, reading on could last for ever.
+                    return Answer(self.status, self.fields, b"")
                 pieces.append(piece)
                 scope.deadline = self.next_deadline(idle_ms)
             # An answer that switches protocols is complete and still holds its connection.
@@ -99,17 +128,19 @@ class _Reading:
         finally:
             if not complete:
                 with anyio.CancelScope(shield=True):
-                    await _close(response)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    await close(response)
+        return Answer(self.status, self.fields, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
-def _raw(response: httpx.Response) -> AsyncIterator[bytes]:
+def pieces_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Return the body as it comes, not decoded, in pieces of at most 16 KiB."""
     stream = response.stream
     assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - httpx types one field for both of its worlds
     return stream.__aiter__()
 
 
-async def _close(response: httpx.Response) -> None:
+async def close(response: httpx.Response) -> None:
+    """End an answer, wherever it is; its connection is reset unless the answer was complete."""
     try:
         await response.aclose()
     except NETWORK_ERRORS:

@@ -59,6 +59,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
     `retryable`: the call may be repeated without doing work twice (nothing was answered, 429, 503). `hold_ms`: how
     long the endpoint asked not to be called (0 = not asked). `execution_ms`: from the call's start to its end.
+
+    Of a streamed call: `chunk_count` payloads were given to the caller, the first `first_chunk_ms` after the call's
+    start (None = none came); `error_told`: the last of them tells the error already, as Responses streams do, so that
+    nothing need be written after it. Its `body` is empty unless it failed.
     """
 
     outcome: Outcome
@@ -68,3 +72,6 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     hold_ms: int = 0
     retryable: bool = False
     execution_ms: int = 0
+    chunk_count: int = 0
+    first_chunk_ms: int | None = None
+    error_told: bool = False

@@ -27,6 +27,7 @@ from dispatch.backend.document import (
     clean,
     error_in_success,
     finish_reasons_of,
+    id_of,
     model_of,
     read_document,
     reported_error,
@@ -84,12 +85,13 @@ def _read_success(answer: Answer, endpoint: Endpoint) -> Execution:
         return Execution(outcome="failed", head=head, verdict="failure")
     reported = error_in_success(document)
     if reported is not None:
-        return _read_reported(answer, endpoint, reported)
+        return read_reported(answer, endpoint, reported)
     head = _head(endpoint, answer.status, headers=(_content_type(answer.fields), *fields), document=document)
     return Execution(outcome="succeeded", head=head, body=answer.body, verdict="good")
 
 
-def _read_reported(answer: Answer, endpoint: Endpoint, reported: ReportedError) -> Execution:
+def read_reported(answer: Answer, endpoint: Endpoint, reported: ReportedError) -> Execution:
+    """Judge an answer of status 2xx that reports an error in its body or its stream; the body itself is not read."""
     status = reported.status
     verdict: Verdict = "failure"
     kind = ErrorType.FAILED
@@ -203,6 +205,7 @@ def _head(
         usage=None if document is None else usage_of(document),
         finish_reasons=() if document is None else finish_reasons_of(document),
         response_model=None if document is None else model_of(document),
+        response_id=None if document is None else id_of(document),
         endpoint_id=endpoint.endpoint_id,
         backend_address=endpoint.address,
     )
