@@ -18,6 +18,8 @@ from dispatch.errors import ConfigurationError
 PAGE_MAX_BYTES = 2 * 1024 * 1024
 """Largest page that is read; those of engines have some 100 KiB."""
 
+_PATH = "/metrics"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
@@ -63,7 +65,7 @@ class Gauge:
 
 def _page(text: str, endpoint: Endpoint) -> httpx.URL:
     if not text:
-        return httpx.URL(endpoint.url).copy_with(path="/metrics")
+        return httpx.URL(endpoint.url).copy_with(path=_PATH)
     wrong = ConfigurationError(
         f"endpoint {endpoint.endpoint_id!r}: gate_url must be http(s)://host[:port]/path, as the engine's metrics have"
     )
@@ -73,7 +75,7 @@ def _page(text: str, endpoint: Endpoint) -> httpx.URL:
         raise wrong from None  # the parser's text may quote a password
     if url.scheme not in ("http", "https") or not url.host:
         raise wrong
-    return url
+    return url if url.path.strip("/") else url.copy_with(path=_PATH)
 
 
 def _same_origin(url: httpx.URL, endpoint: Endpoint) -> bool:

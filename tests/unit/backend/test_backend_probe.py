@@ -118,14 +118,15 @@ async def test_metrics_are_asked_for_at_the_root_of_the_endpoint_with_its_key(cl
 
 async def test_another_page_is_asked_with_its_own_credentials_only(client: EndpointClient) -> None:
     async with StubBackend(Script((Write(answer_bytes(PAGE)),))) as stub:
-        for url in (f"{stub.url}/m/?a=b", f"http://u:p%40@127.0.0.1:{stub.port}/m/"):
+        for url in (f"{stub.url}/m/?a=b", f"http://u:p%40@127.0.0.1:{stub.port}/m/", stub.url):
             gauge = Gauge.from_config({"gate": "vllm", "gate_url": url}, endpoint_at("http://engine:1", api_key="sk-1"))
             assert gauge is not None
             assert "p@" not in repr(gauge)
             assert await client.gauge(gauge, within_s=5) == EngineReading(2)
-        first, second = stub.requests
+        first, second, third = stub.requests
     assert (first.target, first.header("authorization")) == ("/m/?a=b", None)
     assert (second.target, second.header("authorization")) == ("/m/", "Basic dTpwQA==")
+    assert third.target == "/metrics"
 
 
 async def test_names_of_the_config_take_the_place_of_the_presets(client: EndpointClient) -> None:
