@@ -25,16 +25,17 @@ from dispatch.fabric.schema import key
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.gateway import Executor, Gateway
 from dispatch.sync import DispatchClient as BlockingClient
+from tests.support.by_hand import ByHand
 from tests.support.executors import HeldExecutor
 from tests.support.leftovers import counters_above_zero, endings_by_request
 from tests.support.producing import MESSAGES, eye
 
 BOTH_CLIENTS = ("asynchronous", "blocking")
 
-PATIENT: dict[str, Any] = {}
+PATIENT: dict[str, Any] = {"breaker_failures": 1000}
 """Of an endpoint whose breaker never opens, for tests that are not about it."""
 
-SHORT_HOLD: dict[str, Any] = {}
+SHORT_HOLD: dict[str, Any] = {"hold_max_ms": 100}
 """Of a group in which a backend's 429 or 503 holds its endpoint for a moment only."""
 
 
@@ -159,6 +160,21 @@ def assert_settled(url: str, group: str, within_s: float = 5.0) -> None:
     with BlockingConnection(url) as connection:
         assert audit.differences(connection, group) == []
     assert set(endings_by_request(url, group).values()) <= {1}
+
+
+def reads_while(hand: ByHand, work: Callable[[], Any]) -> list[str]:
+    """Return every command on the group's keys that the server did meanwhile, those of its functions included."""
+    with eye(hand.url) as client, client.monitor() as monitor:
+        heard = monitor.listen()
+        work()
+        client.echo("that is all")
+        seen: list[str] = []
+        for line in heard:
+            if line["command"].endswith("that is all"):
+                return [command for command in seen if not command.startswith("FCALL")]
+            if f"{{{hand.group}}}" in line["command"]:
+                seen.append(line["command"])
+    raise AssertionError
 
 
 def at_once(work: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Lease
 from dispatch.fabric.schema import key
-from tests.behaviours.scene import assert_settled, change
+from tests.behaviours.scene import assert_settled, change, reads_while
 from tests.support.by_hand import ByHand
 from tests.support.fleet import Fleet
 from tests.support.groups import configure, default_document, unique_group
@@ -152,21 +152,6 @@ def test_malformed_heads_are_dropped_without_wedging_their_pool_or_taking_its_tu
     assert_settled(hand.url, hand.group)
 
 
-def reads_while(hand: ByHand, work: Callable[[], Any]) -> list[str]:
-    """Return every command on the group's keys that the server did meanwhile, those of its functions included."""
-    with eye(hand.url) as client, client.monitor() as monitor:
-        heard = monitor.listen()
-        work()
-        client.echo("that is all")
-        seen: list[str] = []
-        for line in heard:
-            if line["command"].endswith("that is all"):
-                return [command for command in seen if not command.startswith("FCALL")]
-            if f"{{{hand.group}}}" in line["command"]:
-                seen.append(line["command"])
-    raise AssertionError
-
-
 def test_selection_never_touches_a_body_that_has_its_own_key(valkey: ValkeyProcess, hand: ByHand) -> None:
     with eye(valkey.url) as client:
         for number in range(1, 6):
@@ -180,7 +165,6 @@ def test_selection_never_touches_a_body_that_has_its_own_key(valkey: ValkeyProce
     assert not [read for read in full if "hash:llm:request" in read]
 
 
-@pytest.mark.xfail(strict=True, reason="the head of a pool that cannot launch is read with its body")
 def test_selection_never_reads_the_small_bodies_of_what_it_passes_over(hand: ByHand) -> None:
     change(hand.url, hand.group, "total_concurrent_dispatch=3", "pools.backfill.max_concurrent=1")
     hand.submit("backfill", 5)
