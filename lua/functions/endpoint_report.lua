@@ -30,7 +30,7 @@ local takers = {}
 function takers.probe(step, endpoint, gateway)
   local record = endpoint.record
   if breaker.state(record, step.now) ~= "half_open" or not endpoint.config.probe_timeout_ms then
-    if record.breaker == "open" then
+    if breaker.state(record, step.now) == "open" then
       chores.set(step, "probe", endpoint.name, record.open_until)
     else
       chores.clear(step, "probe", endpoint.name)

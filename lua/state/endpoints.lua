@@ -41,7 +41,7 @@ function endpoints.save(step)
   end
 end
 
---- Store a new or changed config, and have a gate polled.
+--- Store a new or changed config (empty: the endpoint is left out), and have done what it asks for.
 function endpoints.configure(step, endpoint)
   step.endpoints[endpoint.name] = endpoint
   server.call("HSET", keys.of(step.root, "endpoint", endpoint.name), "config", cmsgpack.pack(endpoint.config))
@@ -52,6 +52,13 @@ function endpoints.configure(step, endpoint)
   elseif endpoint.record.polled then
     chores.clear(step, "sample", endpoint.name)
     endpoint.record.polled = nil
+  end
+  if not endpoint.config.probe_timeout_ms then -- it is left out: nothing is to be done for it
+    chores.clear(step, "probe", endpoint.name)
+    timers.clear(step, "endpoint:" .. endpoint.name)
+    endpoint.record.timer_at = nil
+  elseif endpoint.record.breaker then -- it may have been left out for a while
+    chores.set(step, "probe", endpoint.name, math.max(step.now, endpoint.record.open_until or 0))
   end
 end
 
