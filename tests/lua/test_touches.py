@@ -164,7 +164,8 @@ class Life:
     def dying(self) -> None:
         """Attempts that are spent, and what is done with those requests."""
         document = default_document() | {"dead_kept": 2}
-        document["pools"][0] |= {"delivery": "at_least_once", "max_attempts": 1}
+        document["endpoints"].append({"endpoint_id": "well", "url": "http://127.0.0.1:9/v1"})
+        document["pools"][0] |= {"delivery": "at_least_once", "max_attempts": 1, "endpoint": "well"}
         configure(self.url, GROUP, document, expected=3)
         pool = document["pools"][0]["pool_id"]
         for number in range(4):
