@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from dispatch.errors import FabricUnavailable
@@ -33,6 +34,16 @@ class LossyConnection:
                 await self._inner.run(group, call)
             raise FabricUnavailable("the answer was lost")
         return await self._inner.run(group, call)
+
+    async def run_many(self, group: str, calls: Sequence[FunctionCall[Any]]) -> list[Any]:
+        """Lose the answer of the whole batch, if any of its calls may be lost."""
+        dice = self._chance.random()
+        if self.on and dice < self._part and (lost := self._loses.intersection(call.function for call in calls)):
+            self.lost.update(lost)
+            if dice < self._part / 2:
+                await self._inner.run_many(group, calls)
+            raise FabricUnavailable("the answer was lost")
+        return list(await self._inner.run_many(group, calls))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
