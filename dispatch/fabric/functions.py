@@ -106,6 +106,14 @@ def lease_reap(*, limit: int) -> FunctionCall[r.Reaped]:
     return FunctionCall("lease_reap", [limit], _reaped)
 
 
+def reply_append(gateway_id: str, items: Sequence[r.Chunks]) -> FunctionCall[tuple[str, ...]]:
+    """Send chunks of running streams to their producers. Answers a word for each item; repeatable."""
+    args: list[Argument] = [gateway_id, len(items)]
+    for item in items:
+        args += [item.request_id, item.fence, item.number, item.count, item.payload]
+    return FunctionCall("reply_append", args, _words)
+
+
 def reply_ack(producer_id: str, session: str, *, upto: int) -> FunctionCall[r.Acknowledged]:
     """Trim the producer's frames up to sequence `upto`; only the session that owns the producer may."""
     return FunctionCall("reply_ack", [producer_id, session, upto], _acknowledged)
@@ -251,8 +259,7 @@ def _claim(answer: list[Any]) -> r.Claim:
 
 def _settled(answer: list[Any]) -> r.Settled:
     count = answer[0]
-    words = tuple(_text(word) for word in answer[1 : 1 + count])
-    return r.Settled(words, _claim(answer[1 + count :]))
+    return r.Settled(_words(answer[1 : 1 + count]), _claim(answer[1 + count :]))
 
 
 def _renewal(answer: list[Any]) -> r.Renewal:
@@ -270,6 +277,10 @@ def _chore(answer: list[Any]) -> r.Chore:
 
 def _reaped(answer: list[Any]) -> r.Reaped:
     return r.Reaped(answer[0], answer[1], answer[2], answer[3], answer[4] == 1)
+
+
+def _words(answer: list[Any]) -> tuple[str, ...]:
+    return tuple(_text(word) for word in answer)
 
 
 def _acknowledged(answer: list[Any]) -> r.Acknowledged:

@@ -286,6 +286,16 @@ class Configured:
     changes: tuple[FieldChange, ...] = field(default=())
 
 
+class Chunks(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of `reply_append`: `count` chunks of a stream, the first of which has this `number` (from 0)."""
+
+    request_id: str
+    fence: int
+    number: int
+    count: int
+    payload: bytes
+
+
 class Acknowledged(msgspec.Struct, frozen=True):
     """Answer of `reply_ack`. `owner` False = another session owns this producer; `remaining` frames are left."""
 

@@ -61,7 +61,7 @@ local function run(keys, args)
   if action ~= "retry" and action ~= "drop" then return faults.bad_argument("action", action, "retry, drop") end
   local step = state.begin(keys[1])
   if not step then return faults.group_unknown(keys[1]) end
-  local old = dead.holds(keys[1], id) and dead.find(step, id)
+  local old = dead.holds(keys[1], id) and dead.find_whole(step, id)
   if not old then
     dead.remove(step, id) -- whatever stood there is gone
     return { "UNKNOWN", "", "", "" }

@@ -16,7 +16,7 @@ local state = require("state.step")
 local function run(keys, args)
   local step = state.begin(keys[1])
   if not step then return faults.group_unknown(keys[1]) end
-  local request = dead.holds(keys[1], args[1]) and dead.find(step, args[1])
+  local request = dead.holds(keys[1], args[1]) and dead.find_whole(step, args[1])
   if not request then return { "UNKNOWN" } end
   return { "CONTENT", request.envelope or "", request.body, request.nonce, request.bytes }
 end

@@ -47,13 +47,6 @@ local function read_item(args, index)
   }
 end
 
--- Whether the gateway still holds the lease: same fence, and not run out (after an outage that is not held against it).
--- A lease that is in no index was taken out by others: who takes it out here ends it in the same step.
-local function holds(step, gateway, item, request, lease_end)
-  return request ~= nil and request.state == "leased" and request.gateway == gateway and request.fence == item.fence
-    and (not lease_end or lease_end >= step.now or producers.in_grace(step))
-end
-
 -- Pool and key pay or get back what the request cost more or less than estimated.
 local function settle_cost(step, request, item)
   local pool = item.actual_units and pools.get(step, request.pool)
@@ -67,7 +60,7 @@ end
 
 -- When the next attempt of a failed request is due, nil = there is none.
 local function retry_due(step, request, item)
-  local pool = item.outcome == "failed" and not request.cancel and pools.get(step, request.pool)
+  local pool = item.outcome == "failed" and not request.cancel and not request.stream and pools.get(step, request.pool)
   if not pool or request.attempt >= pool.config.max_attempts or not retry.wanted(item, pool.config.retry_on) then
     return nil
   end
@@ -160,7 +153,7 @@ local function run(keys, args)
     local settled, ends = {}, leases.ends(step, ids)
     for index, item in ipairs(items) do
       local request = requests.get(step, item.id)
-      if holds(step, claim.gateway, item, request, ends[index]) then
+      if leases.held(step, claim.gateway, item, request, ends[index]) then
         words[index] = settle(step, request, item)
         settled[#settled + 1] = item.id
       else

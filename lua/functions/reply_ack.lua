@@ -4,7 +4,7 @@
 -- Answers: OK trimmed remaining | NOT_OWNER
 -- Errors:  BAD_ARGUMENT
 -- Moves:   (none)
--- Touches: replies, alive
+-- Touches: replies, reply_bytes, alive
 -- Flags:   allow-oom
 -- Cost:    linear in the frames removed
 -- Twice:   removes nothing more

@@ -21,6 +21,8 @@ local GROUP_FIELDS = {
   { "liveness_ms", "whole", 30000, 300, HOUR_MS },
   { "retention_ms", "whole", 60000, 1000, 24 * HOUR_MS },
   { "reply_ttl_ms", "whole", 300000, 1000, 24 * HOUR_MS },
+  { "max_stream_bytes", "whole", 67108864, 1024, HUGE },
+  { "max_stream_backlog_bytes", "whole", 33554432, 1024, HUGE },
   { "retry_budget_percent", "whole", 20, 0, 100 },
   { "retry_budget_min_per_s", "whole", 3, 0, 100000 },
   { "hold_max_ms", "whole", 60000, 100, HOUR_MS },

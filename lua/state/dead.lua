@@ -47,10 +47,18 @@ function dead.holds(root, id)
   return tonumber(server.call("ZSCORE", keys.of(root, "dead"), id) or nil)
 end
 
---- The dead request `id` with its body ("" when that has its own key), or nil.
-function dead.find(step, id)
-  local request = requests.get_whole(step, id)
+local function if_dead(request)
   return request and request.state == "ended" and request.ending == "dead" and request or nil
+end
+
+--- The dead request `id`, or nil. Without its body.
+function dead.find(step, id)
+  return if_dead(requests.get(step, id))
+end
+
+--- The dead request `id` with its body ("" when that has its own key), or nil.
+function dead.find_whole(step, id)
+  return if_dead(requests.get_whole(step, id))
 end
 
 --- How many are kept.

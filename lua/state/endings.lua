@@ -13,6 +13,7 @@ local endings = {}
 
 local function append(step, request, ending, facts)
   local leased = request.state == "leased"
+  local chunks, _, first_chunk_ms = requests.streamed(request)
   server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*",
     "request_id", request.id, "ending", ending, "outcome", facts.outcome or ending, "pool", request.pool,
     "producer", request.producer, "gateway", request.gateway, "endpoint", request.endpoint,
@@ -20,7 +21,8 @@ local function append(step, request, ending, facts)
     "claimed_ms", leased and request.claimed_ms or "", "ended_ms", step.now,
     "status", facts.status or "", "error_type", facts.error_type or "",
     "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
-    "tries", tries.encode(request.tries), "envelope", request.envelope or "")
+    "chunks", chunks, "first_chunk_ms", first_chunk_ms or "", "tries", tries.encode(request.tries),
+    "envelope", request.envelope or "")
 end
 
 --- End `request` (in whatever state it is) as `ending`. `facts`: outcome, status, error_type, error_message, tokens,

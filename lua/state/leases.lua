@@ -1,5 +1,6 @@
 --- Leases: which request is held until when, and by which gateway. The number of members is the number in flight.
 local keys = require("state.keys")
+local producers = require("state.producers")
 
 local leases = {}
 
@@ -43,6 +44,14 @@ function leases.ends(step, ids)
     end
   end)
   return ends
+end
+
+--- Whether the gateway still holds the lease that `item` names: same fence, and not run out (after an outage that is
+-- not held against it). A lease that is in no index was taken out by others: who takes it out here ends it in the
+-- same step.
+function leases.held(step, gateway, item, request, lease_end)
+  return request ~= nil and request.state == "leased" and request.gateway == gateway and request.fence == item.fence
+    and (not lease_end or lease_end >= step.now or producers.in_grace(step))
 end
 
 --- Renew leases by the full lease time. One that fell out of the index comes back to it: its request is the proof.

@@ -25,13 +25,34 @@ function replies.frame(step, request, ending, reply)
   return header(step, request, ending, reply.by_reference) .. "\n" .. reply.head .. "\n" .. reply.body
 end
 
---- Push a frame to the request's producer.
+--- Push a frame to the request's producer. Returns how many stand in its list now.
 function replies.push(step, request, frame)
   local key = keys.of(step.root, "replies", request.producer)
   local length = server.call("RPUSH", key, frame)
   if length == 1 then -- later frames find the expiry set, and the producer's heartbeat renews it
     server.call("PEXPIRE", key, step.config.reply_ttl_ms)
     wake.ring_producer(step, request.producer)
+  end
+  return length
+end
+
+--- How many bytes of stream chunks the producer has not taken yet.
+function replies.backlog(step, producer)
+  return tonumber(server.call("GET", keys.of(step.root, "reply_bytes", producer)) or 0)
+end
+
+--- Push chunks of a stream, the first of which has this `number`. `payload` is the gateway's bytes.
+function replies.push_chunks(step, request, number, payload)
+  step.group.frame = step.group.frame + 1
+  local frame = string.format("%d|%d|chunks|%s|%d\n", schema.contract.version, step.group.frame, request.id, number)
+    .. payload
+  local length = replies.push(step, request, frame)
+  local bytes_key = keys.of(step.root, "reply_bytes", request.producer)
+  if length == 1 then -- nothing else was there, whatever the count says
+    server.call("SET", bytes_key, #frame, "PX", step.config.reply_ttl_ms)
+  else
+    server.call("INCRBY", bytes_key, #frame)
+    server.call("PEXPIRE", bytes_key, step.config.reply_ttl_ms)
   end
 end
 
@@ -43,20 +64,27 @@ end
 --- Remove frames up to sequence `upto`. Returns how many went and how many are left.
 function replies.trim(root, producer, upto)
   local key = keys.of(root, "replies", producer)
-  local trimmed = 0
+  local trimmed, chunk_bytes = 0, 0
   while true do
     local frames = server.call("LRANGE", key, 0, 63)
     local count = 0
     for _, frame in ipairs(frames) do
-      local sequence = tonumber(string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|"))
-      if sequence and sequence > upto then break end
+      local sequence, kind = string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|(%a+)|")
+      if sequence and tonumber(sequence) > upto then break end
+      if kind == "chunks" then chunk_bytes = chunk_bytes + #frame end
       count = count + 1
     end
     if count > 0 then server.call("LTRIM", key, count, -1) end
     trimmed = trimmed + count
     if count < 64 then break end
   end
-  return trimmed, server.call("LLEN", key)
+  local left, bytes_key = server.call("LLEN", key), keys.of(root, "reply_bytes", producer)
+  if chunk_bytes > 0 and left == 0 then
+    server.call("DEL", bytes_key)
+  elseif chunk_bytes > 0 and server.call("EXISTS", bytes_key) == 1 then -- or it would be made anew, without an expiry
+    server.call("DECRBY", bytes_key, chunk_bytes)
+  end
+  return trimmed, left
 end
 
 --- Let a large reply stay for `ttl_ms` from now.

@@ -3,7 +3,8 @@
 -- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
 -- deadline_ms, bytes, model, message_count, flow, level, idempotency, detached; from the last claim: gateway,
 -- dispatcher, fence, claimed_ms, endpoint, claim_nonce, attempt, units, probe_until; earlier `tries`; due_ms of a
--- retry), the producer's `envelope`, and `body` if it is small. A large body has its own key.
+-- retry), the producer's `envelope`, `body` if it is small (a large one has its own key), and of a stream that began
+-- `stream`: chunks|bytes|first_ms.
 local keys = require("state.keys")
 local packed = require("state.packed")
 local schema = require("schema")
@@ -16,20 +17,20 @@ local function unpack_request(id, found)
   local request = packed.read_record(found[2])
   if not request or not request.pool or not request.seq then return nil end
   request.id, request.state, request.envelope, request.cancel = id, found[1], found[3], found[4]
-  request.ending, request.body = found[5], found[6]
+  request.ending, request.stream, request.body = found[5], found[6], found[7]
   return request
 end
 
 --- The request `id` as one table, or nil when there is none. Without its body.
 function requests.get(step, id)
   return unpack_request(id, server.call("HMGET", keys.of(step.root, "request", id),
-    "state", "record", "envelope", "cancel", "ending"))
+    "state", "record", "envelope", "cancel", "ending", "stream"))
 end
 
 --- The request `id` with its body ("" when it has its own key), to be leased or leased already.
 function requests.get_whole(step, id)
   local request = unpack_request(id, server.call("HMGET", keys.of(step.root, "request", id),
-    "state", "record", "envelope", "cancel", "ending", "body"))
+    "state", "record", "envelope", "cancel", "ending", "stream", "body"))
   if request then request.body = request.body or "" end
   return request
 end
@@ -112,6 +113,18 @@ end
 function requests.delay(step, request, due_ms)
   unclaimed(request, "delayed", due_ms)
   write(step, request, "delayed")
+end
+
+--- What has been sent of the request's stream: chunks, their bytes, and when the first was sent (nil = none was).
+function requests.streamed(request)
+  local chunks, bytes, first_ms = string.match(request.stream or "", "^(%d+)|(%d+)|(%d+)$")
+  return tonumber(chunks or 0), tonumber(bytes or 0), tonumber(first_ms)
+end
+
+--- Note that so much has been sent now.
+function requests.note_stream(step, request, chunks, bytes, first_ms)
+  request.stream = string.format("%d|%.0f|%.0f", chunks, bytes, first_ms)
+  server.call("HSET", keys.of(step.root, "request", request.id), "stream", request.stream)
 end
 
 --- Note that a running request should stop.

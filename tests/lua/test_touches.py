@@ -14,6 +14,7 @@ from dispatch.fabric.headers import read_header
 from dispatch.fabric.records import (
     Chore,
     ChoreReport,
+    Chunks,
     Heartbeat,
     Lease,
     Outcome,
@@ -99,6 +100,10 @@ class Life:
         self.cancel(self.submit())
         self.cancel("nowhere")
         leases = self.claim(4)
+        items = [
+            Chunks(request_id=lease.request_id, fence=lease.fence, number=0, count=1, payload=b"c") for lease in leases
+        ]
+        self.connection.run(GROUP, f.reply_append("g", items))
         self.cancel(leases[0].request_id)
         self.renew(*leases[:2])
         for section in SECTIONS:
