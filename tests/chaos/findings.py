@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from dispatch.fabric.functions import fabric_snapshot
 from dispatch.fabric.schema import document, key
 from dispatch.fabric.sync import BlockingConnection
 from tests.chaos.evidence import Evidence, Record, Trouble
-from tests.chaos.plan import DEFAULT_TIMEOUT_MS, Plan, delivery_of
+from tests.chaos.plan import DEFAULT_TIMEOUT_MS, delivery_of
 from tests.chaos.world import GROUP, World
 from tests.support.leftovers import counters_above_zero, keys_without_expiry
 from tests.support.producing import eye
@@ -50,17 +51,22 @@ def leftovers(url: str) -> dict[str, Any]:
 
 def gather(world: World, troubles: list[Trouble]) -> Evidence:
     """Read everything there is to know, once the group is quiet."""
-    url = world.valkey.url
     evidence = Evidence(
         delivery=delivery_of(world.plan.mode),
         default_timeout_s=DEFAULT_TIMEOUT_MS / 1000,
         calls=[call for producer in world.producers.values() for call in producer.calls()],
         stalls={name: producer.stalls() for name, producer in world.producers.items()},
         executions=[one for backend in world.backends.values() for one in backend.executions],
-        leftovers=leftovers(url) | _lasting(url, world.plan),
         troubles=troubles,
         crashes=[*world.crashes, *(line for gateway in world.gateways.values() for line in gateway.complaints())],
     )
+    read_group(world.valkey.url, evidence)
+    return evidence
+
+
+def read_group(url: str, evidence: Evidence) -> None:
+    """Add what the group's server says."""
+    evidence.leftovers = leftovers(url) | _lasting(url, evidence.delivery)
     with BlockingConnection(url) as connection:
         evidence.audit = [str(difference) for difference in audit.confirmed_differences(connection, GROUP)]
         for row in connection.run(GROUP, fabric_snapshot("pools"))["rows"]:
@@ -69,7 +75,6 @@ def gather(world: World, troubles: list[Trouble]) -> Evidence:
     with eye(url) as client:
         evidence.records = [_record(fields) for _, fields in client.xrange(key(GROUP, "endings"))]
         evidence.states = _states(client)
-    return evidence
 
 
 def counts(evidence: Evidence) -> dict[str, Any]:
@@ -85,9 +90,9 @@ def counts(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _lasting(url: str, plan: Plan) -> dict[str, Any]:
+def _lasting(url: str, pools: Iterable[str]) -> dict[str, Any]:
     """Return the keys that no expiry will remove. Tags of idle fairness keys are the pool's, and bounded."""
-    tags = {key(GROUP, "idle_flows", pool=pool) for pool in delivery_of(plan.mode)}
+    tags = {key(GROUP, "idle_flows", pool=pool) for pool in pools}
     return {f"key without expiry {name}": True for name in keys_without_expiry(url, GROUP) if name not in tags}
 
 

@@ -61,7 +61,9 @@ def run(plan: Plan, arguments: argparse.Namespace) -> tuple[dict[str, Any], Verd
         quiet_s = findings.wait_for_quiet(world.valkey.url)
         world.stop_gateways()
         evidence = findings.gather(world, storm.troubles)
-    verdict = judge(evidence)
+        verdict = judge(evidence)
+        if not verdict.clean:
+            world.keep_writes()
     result = {
         "seed": plan.seed, "mode": plan.mode, **verdict.counts(), **findings.counts(evidence), "calm": verdict.calm,
         **_totals(storm), "faults": dict(sorted(storm.done.items())), "quiet_s": round(quiet_s, 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,9 +22,8 @@ from typing import Self
 import redis
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dispatch.errors import FabricError
 from dispatch.fabric.deploy import load
-from dispatch.fabric.functions import fabric_snapshot, group_configure
+from dispatch.fabric.functions import group_configure
 from dispatch.fabric.library import current_library
 from dispatch.fabric.sync import BlockingConnection
 from tests.chaos.backend import Backend
@@ -47,7 +47,7 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        self.valkey = ValkeyProcess(aof=True)
+        self.valkey = ValkeyProcess(aof=True, options=("--aof-timestamp-enabled", "yes"))
         self.backends = {name: Backend(name, plan.seed) for name in BACKENDS}
         self.proxies: dict[str, TcpProxy] = {}
         self.gateways: dict[str, GatewayMember] = {}
@@ -161,13 +161,9 @@ class World:
         if answer.status != "APPLIED":
             raise RuntimeError(f"the config of the run is not applied: {answer}")
 
-    def registered(self) -> int:
-        """Return how many gateways the group knows."""
-        try:
-            with BlockingConnection(self.valkey.url) as connection:
-                return len(connection.run(GROUP, fabric_snapshot("gateways"))["rows"])
-        except FabricError:
-            return 0
+    def keep_writes(self) -> None:
+        """Keep what the server has written since it began, in order, with the time: how it came to what is there."""
+        shutil.copytree(self.valkey._folder, self.folder / "valkey")
 
 
 def until(holds: object, within_s: float, otherwise: str) -> None:
