@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dispatch.fabric import audit
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import ChoreReport, Lease, Outcome, Settlement, Verdict
 from dispatch.fabric.schema import key
+from tests.support.broken_library import load_broken
 from tests.support.by_hand import ByHand
 from tests.support.commands import Commands
 from tests.support.dying import dies
@@ -70,11 +72,17 @@ def settle(hand: ByHand, lease: Lease, verdict: Verdict = Verdict.NEUTRAL, hold_
     hand.run(f.lease_settle("g", "g/1", nonce=uuid.uuid4().hex, want=0, items=[item]))
 
 
-def delayed(hand: ByHand, count: int = 1) -> list[str]:
+def delayed_somehow(hand: ByHand, count: int = 2) -> list[str]:
     """Submit requests and have their first attempt fail; returns their ids. They wait for about an hour."""
     ids = hand.submit("default", count)
     for lease in hand.claim(count):
         settle(hand, lease)
+    return ids
+
+
+def delayed(hand: ByHand, count: int = 1) -> list[str]:
+    """Do the same, and see that they are counted."""
+    ids = delayed_somehow(hand, count)
     assert hand.section("group")["delayed"] == count
     return ids
 
@@ -297,6 +305,45 @@ def test_a_dead_request_of_which_nothing_is_left_is_struck_off(
     keys.delete(key(hand.group, "request", id=gone))
     repaired(hand, dispatch, f"dead {gone}: request is stored as kept, counted not there")
     assert [each["request_id"] for each in hand.section("dead")["rows"]] == [kept]
+
+
+# ---- the library itself
+
+BROKEN_RULES = {
+    "pool: delayed": ("state/slots.lua", "pool.record.delayed = (pool.record.delayed or 0) + 1", ""),
+    "group: delayed": ("state/slots.lua", "step.group.delayed = (step.group.delayed or 0) + 1", ""),
+    "request: timer": ("state/slots.lua", 'timers.set(step, "retry:" .. request.id, due)', ""),
+    "group: next_timer": ("state/timers.lua", "group.next_timer, step.timer_moved = due, true", ""),
+    "endpoint: asked": (
+        "state/endpoints.lua", 'chores.set(step, "probe", endpoint.name, record.open_until)', "",
+    ),
+    "endpoint: sampled": ("state/endpoints.lua", 'chores.set(step, "sample", endpoint.name, step.now)', ""),
+    "group: next_chore": (
+        "state/chores.lua", "step.group.next_chore = first[2] and tonumber(first[2]) or nil",
+        "step.group.next_chore = first[2] and 1",
+    ),
+    "endpoint: look": ("state/endpoints.lua", 'timers.set(step, "endpoint:" .. endpoint.name, at)', ""),
+    "timer: subject": ("state/slots.lua", 'if not due then timers.clear(step, "retry:" .. request.id) end', ""),
+    "dead: request": ("state/dead.lua", "requests.keep(step, request, ttl_ms)", "requests.discard(step, request)"),
+}  # fmt: skip
+"""Kind and field of what the audit must notice, and the rule that is broken: file, what stands there, what instead."""
+
+
+@pytest.mark.parametrize("field", BROKEN_RULES)
+def test_a_broken_rule_is_noticed(start_valkey, tmp_path: Path, field: str) -> None:
+    file, right, wrong = BROKEN_RULES[field]
+    server = start_valkey(library=False)
+    load_broken(server, tmp_path, {file: [(right, wrong)]})
+    group = unique_group()
+    configure(server.url, group, document())
+    hand = ByHand(server.url, group)
+    first, *_ = delayed_somehow(hand)
+    opened(hand)
+    dies(hand)
+    hand.run(f.request_cancel(first, actor="t"))
+    kinds = {f"{each.kind}: {each.field}" for each in audit.differences(hand.connection, group)}
+    hand.close()
+    assert field in kinds
 
 
 # ---- everything gone
