@@ -7,17 +7,30 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
-from dispatch.errors import BadArgument, GroupUnknown, PoolUnknown, RequestRefused, StateConflict
+from dispatch.contract import Reply
+from dispatch.errors import (
+    BadArgument,
+    GroupUnknown,
+    IdempotencyConflict,
+    PoolUnknown,
+    RequestInProgress,
+    RequestRefused,
+    StateConflict,
+)
 from dispatch.fabric import functions as f
-from dispatch.fabric.records import Admitted, Exists, Heartbeat, Submission
+from dispatch.fabric.records import Admitted, Exists, Heartbeat, Replayed, Submission
 from dispatch.fabric.schema import key
 from dispatch.fabric.sync import BlockingConnection
 from tests.behaviours.scene import BOTH_CLIENTS, Caller, Watching, assert_settled, at_once, gateway_on, records
 from tests.support.by_hand import ByHand
+from tests.support.calls import COMPLETION
 from tests.support.groups import configure, unique_group
-from tests.support.producing import eye, wide_group
+from tests.support.producing import MESSAGES, eye, say, wide_group
+from tests.support.stack import stack
+from tests.support.stub import Pause, Script, StubBackend, json_answer
 from tests.support.valkey import ValkeyProcess
 
 BODY = b'{"model":"m"}'
@@ -71,24 +84,75 @@ def test_a_changed_body_under_an_id_in_use_conflicts_and_does_not_touch_the_firs
     assert (lease.request_id, lease.pool_id, lease.body, lease.nonce) == ("r", "default", BODY, "n")
 
 
+@pytest.mark.parametrize("state", ["queued", "leased", "ended"])
+def test_of_8_submits_at_once_under_one_idempotency_key_at_most_one_is_made(hand: ByHand, state: str) -> None:
+    keyed = {"idempotency": "hash", "fingerprint": "f1"}
+    if state != "queued":
+        hand.run(f.request_submit(submission(request_id="first", nonce="first", **keyed)))
+        leases = hand.claim(1)
+        if state == "ended":
+            hand.settle(leases)
+    connections = [BlockingConnection(hand.url) for _ in range(8)]
+    answers = at_once(
+        [
+            lambda one=one, at=at: one.run(
+                hand.group, f.request_submit(submission(request_id=f"r{at}", nonce=f"n{at}", **keyed))
+            )
+            for at, one in enumerate(connections)
+        ]
+    )
+    expected = {"queued": {Admitted: 1, Exists: 7}, "leased": {Exists: 8}, "ended": {Replayed: 8}}[state]
+    assert Counter(type(answer) for answer in answers) == expected
+    assert {answer.same for answer in answers if isinstance(answer, Exists)} <= {True}
+    changed = submission(request_id="other", nonce="other", idempotency="hash", fingerprint="f2")
+    conflict = hand.run(f.request_submit(changed))
+    assert isinstance(conflict, Exists)
+    assert conflict.same is False
+    assert hand.pool("default")["submitted"] == 1
+    for one in connections:
+        one.close()
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", BOTH_CLIENTS)
-async def test_a_request_id_in_use_is_refused_and_its_first_caller_gets_its_own_reply(
+async def test_of_8_identical_calls_one_is_made_7_are_told_and_a_changed_body_conflicts(
     valkey: ValkeyProcess, kind: str
 ) -> None:
     group, executor = wide_group(valkey.url), Watching()
-    async with (
-        gateway_on(valkey.url, group, executor),
-        Caller(kind, valkey.url, fabric_group=group) as caller,
-        Caller(kind, valkey.url, fabric_group=group) as other,
-    ):
-        first = asyncio.create_task(caller.complete(request_id="r"))
-        await executor.until_begun(1)
-        with pytest.raises(StateConflict):
-            await other.complete(request_id="r", messages=[{"role": "user", "content": "another"}])
+    async with gateway_on(valkey.url, group, executor), Caller(kind, valkey.url, fabric_group=group) as caller:
+        call = {"request_id": "r", "messages": MESSAGES}
+        calls = [asyncio.create_task(caller.complete(**call)) for _ in range(8)]
+        done: set[asyncio.Task[Reply]] = set()
+        while len(done) < 7:
+            done, _ = await asyncio.wait(calls, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert {type(task.exception()) for task in done} <= {RequestInProgress, StateConflict}
+        with pytest.raises(IdempotencyConflict):
+            await caller.complete(request_id="r", messages=say("something else"))
         executor.release()
-        assert (await first).request_id == "r"
+        [first] = [task for task in calls if task not in done]
+        reply = await first
+        assert (await caller.complete(**call)).body == reply.body
+        with pytest.raises(IdempotencyConflict):
+            await caller.complete(request_id="r", messages=say("something else"))
     assert executor.begun.total() == 1
+    assert_settled(valkey.url, group)
+
+
+@pytest.mark.anyio
+async def test_of_8_identical_http_calls_one_is_made_and_a_changed_body_conflicts(valkey: ValkeyProcess) -> None:
+    body, chat = {"model": "m", "messages": MESSAGES}, "/v1/chat/completions"
+    async with (
+        StubBackend(Script((Pause(0.5), *json_answer(COMPLETION).steps))) as stub,
+        stack(valkey.url, f"{stub.url}/v1") as path,
+        httpx.AsyncClient(base_url=path.url, headers={"idempotency-key": "k-1"}, timeout=20) as http,
+    ):
+        answers = await asyncio.gather(*(http.post(chat, json=body) for _ in range(8)))
+        assert Counter(answer.status_code for answer in answers) == {200: 1, 409: 7}
+        again = await http.post(chat, json=body)
+        assert (again.status_code, again.content) == (200, COMPLETION)
+        assert (await http.post(chat, json=body | {"n": 2})).status_code == 422
+        assert len(stub.requests) == path.submitted() == 1
+        assert_settled(valkey.url, path.group)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dispatch.fabric import functions as f
-from dispatch.fabric.records import Lease, Outcome
+from dispatch.fabric.records import Lease, Outcome, Settlement
 from tests.behaviours.scene import assert_settled, at_once, change
 from tests.support.by_hand import ByHand
 from tests.support.fleet import Fleet
@@ -144,6 +144,28 @@ def test_what_a_dead_gateway_held_goes_to_the_head_with_the_next_attempt(order_g
     again = hand.claim(4)
     assert [(lease.request_id, lease.attempt) for lease in again] == [("r1", 2), ("r2", 2), ("r3", 1), ("r4", 1)]
     assert taken == {"r1", "r2"}
+
+
+def test_what_is_tried_again_goes_to_the_head_when_it_is_due(order_group: ByHand) -> None:
+    hand = order_group
+    change(hand.url, hand.group, "pools.default.retry_base_ms=1", "pools.default.retry_cap_ms=1")
+    hand.submit(count=2)
+    [first, second] = hand.claim(2)
+    items = [
+        Settlement(
+            request_id=lease.request_id, fence=lease.fence, outcome=Outcome.FAILED,
+            error_type="endpoint_unreachable", retryable=True,
+        )
+        for lease in (second, first)
+    ]  # fmt: skip
+    settled = hand.run(f.lease_settle("g", "g/1", nonce="n", want=0, items=items))
+    assert settled.answers == ("RETRY", "RETRY")
+    hand.submit(count=2)
+    while hand.pool("default").get("delayed"):
+        hand.beat()
+        hand.run(f.lease_reap(limit=10))
+    again = hand.claim(4)
+    assert [(lease.request_id, lease.attempt) for lease in again] == [("r1", 2), ("r2", 2), ("r3", 1), ("r4", 1)]
 
 
 def test_old_heads_do_not_stall_their_pool_after_a_config_change(fleet_of: Callable[..., Fleet]) -> None:
