@@ -172,6 +172,21 @@ def fabric_repair(repair: r.Repair, *, actor: str) -> FunctionCall[bool]:
     return FunctionCall("fabric_repair", args, _repaired)
 
 
+def pool_estimate(pool_id: str) -> FunctionCall[r.Estimate]:
+    """Say how long a request that is submitted to the pool now would wait."""
+    return FunctionCall("pool_estimate", [pool_id], _estimate, read_only=True)
+
+
+def key_change(action: str, key_id: str, record: bytes = b"", *, actor: str) -> FunctionCall[str]:
+    """Create (with `record`, JSON) or revoke a caller's key. Answers CREATED, EXISTS, FULL, REVOKED or UNKNOWN."""
+    return FunctionCall("key_change", [action, key_id, record, actor], lambda answer: _text(answer[0]))
+
+
+def key_read(key_id: str = "") -> FunctionCall[dict[str, bytes]]:
+    """Read the record of one caller's key, or of all, by key id."""
+    return FunctionCall("key_read", [key_id], _key_records, read_only=True)
+
+
 def library_version() -> FunctionCall[r.LibraryVersion]:
     """Say which library the server runs."""
     return FunctionCall("library_version", [], _library_version, read_only=True)
@@ -202,6 +217,7 @@ def _submission(s: r.Submission) -> list[Argument]:
         s.request_id, s.pool_id, s.nonce, s.model, _optional(s.message_count), s.images, s.pages,
         _optional(s.estimated_cost_units), _optional(s.timeout_ms), s.body_bytes, s.envelope, s.body,
         s.fairness_key, _optional(s.priority), s.idempotency, s.fingerprint, int(s.detached),
+        _optional(s.max_wait_ms),
     ]  # fmt: skip
 
 
@@ -269,6 +285,18 @@ def _renewal(answer: list[Any]) -> r.Renewal:
     cancelled = tuple(_text(item) for item in answer[at + 1 : at + 1 + answer[at]])
     at += 1 + len(cancelled)
     return r.Renewal(answer[0], answer[1], lost, cancelled, _leases(answer[at:]), _due(answer[2]))
+
+
+def _estimate(answer: list[Any]) -> r.Estimate:
+    rate, wait_ms = _text(answer[3]), answer[4]
+    return r.Estimate(
+        pending=answer[0], delayed=answer[1], in_flight=answer[2], per_second=float(rate) if rate else None,
+        wait_ms=None if wait_ms < 0 else wait_ms, reason=_text(answer[5]),
+    )  # fmt: skip
+
+
+def _key_records(answer: list[Any]) -> dict[str, bytes]:
+    return {_text(answer[at]): answer[at + 1] for at in range(0, len(answer), 2)}
 
 
 def _chore(answer: list[Any]) -> r.Chore:

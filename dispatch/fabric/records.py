@@ -20,6 +20,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     `idempotency` is the hash of the caller's key ("" = none) and `fingerprint` that of all it asks for: the same two
     again are answered with the first one's reply. `detached`: nobody waits for the reply, it is kept to be fetched.
+    `max_wait_ms`: longest time in the queue (None = until the deadline).
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     idempotency: str = ""
     fingerprint: str = ""
     detached: bool = False
+    max_wait_ms: int | None = None
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -175,7 +177,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Answer of `lease_settle`: one word per item (`OK LEASE_LOST PRODUCER_GONE REQUEUED RETRY`), and the next claim."""
+    """Answer of `lease_settle`: one word per item (OK, LEASE_LOST, PRODUCER_GONE, REQUEUED, RETRY), and the next claim."""
 
     answers: tuple[str, ...]
     claim: Claim
@@ -238,6 +240,21 @@ class Chore:
     token: int
     until_ms: int
     chore_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Answer of `pool_estimate`. None = unknown: nothing was launched lately, or the pool is paused.
+
+    `per_second`: how fast the pool drains. `reason`: why it waits, or would refuse.
+    """
+
+    pending: int
+    delayed: int
+    in_flight: int
+    per_second: float | None
+    wait_ms: int | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@
 --          ("" = none), timeout_ms ("" = the pool's default), body_bytes, envelope, body ("" when it is larger than
 --          inline_body_bytes and was stored by SET before), fairness_key ("" = none), priority ("" = the usual),
 --          idempotency (hash of the caller's key, "" = none), fingerprint (of what is asked for, "" = none), detached
---          (1 = nobody waits for the reply: it is kept to be fetched by id; 0)
+--          (1 = nobody waits for the reply: it is kept to be fetched by id; 0), max_wait_ms (longest time in the queue,
+--          "" = until the deadline)
 -- Answers: per request five cells: ADMITTED deadline_ms server_ms lapsed(1 = the producer's liveness had run out) "" |
 --          EXISTS state same(1|0|"" = no fingerprint) request_id ending |
 --          REPLAY request_id frame "" "" (what its idempotency key stands for has ended so) |
@@ -19,6 +20,7 @@
 -- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
 local cost = require("lib.cost")
+local drain = require("lib.drain")
 local faults = require("state.faults")
 local flows = require("state.flows")
 local group = require("state.group")
@@ -32,12 +34,16 @@ local schema = require("schema")
 local state = require("state.step")
 local wake = require("state.wake")
 
-local FIRST_REQUEST, REQUEST_LENGTH = 5, 17
+local FIRST_REQUEST, REQUEST_LENGTH = 5, 18
+
+-- What passes by itself as the pool drains.
+local FULL = { pool_full = true, pool_bytes_full = true, group_full = true }
 
 local function refuse(step, pool, request, reason, value, limit)
   requests.refuse_body(step, request.id, request.nonce, request.bytes)
   pools.count(pool, "rejected", reason)
-  return "REFUSED", reason, value, limit, -1
+  local retry_after_ms = FULL[reason] and drain.retry_after_ms(pool.record, pool.config.max_queue_depth, step.now)
+  return "REFUSED", reason, value, limit, retry_after_ms or -1
 end
 
 -- What is wrong with one request's arguments, as an error text.
@@ -74,7 +80,7 @@ local function read(args, index, step, producer)
     level = args[at + 14] == "" and schema.limits.priority_default or tonumber(args[at + 14]),
     level_text = args[at + 14],
     idempotency = args[at + 15] ~= "" and args[at + 15] or nil, fingerprint = args[at + 16],
-    detached = args[at + 17] == "1" or nil,
+    detached = args[at + 17] == "1" or nil, max_wait_ms = tonumber(args[at + 18]),
     producer = producer, submitted_ms = step.now,
   }
 end
@@ -119,6 +125,9 @@ local function submit(step, request)
 
   local config = pool.config
   request.deadline_ms = step.now + math.min(request.timeout_ms or config.default_timeout_ms, config.max_timeout_ms)
+  if request.max_wait_ms then
+    request.queue_until = math.min(request.deadline_ms, step.now + math.max(0, request.max_wait_ms))
+  end
   request.cost = cost.units(request.units, request.images, request.pages, step.config)
   request.flow = flows.of(step, pool, request.fairness_key)
   if not intake.admit(step, pool, request) then

@@ -37,7 +37,7 @@ local function fate(step, pool, head, request)
     return "malformed"
   end
   if request.state ~= "queued" or request.seq ~= head.seq then return "tombstone" end
-  if step.now >= request.deadline_ms then return "expired" end
+  if step.now >= requests.waits_until(request) then return "expired" end
   if not request.envelope or (request.body and not requests.body_is_whole(request)) then return "malformed" end
   if not producers.reachable(step, request) then return "producer_gone" end
   return nil
@@ -57,8 +57,9 @@ local function end_head(step, pool, head, request, ending)
   end
   if head.seq > 0 then queue.count_out(step, pool, request.bytes) end -- a foreign entry was never counted
   -- Its entry has left the list, so it needs to stand no longer than any other finished request.
+  local waited = ending == "expired" and requests.waited_out(step, request)
   request.deadline_ms = math.min(request.deadline_ms, step.now)
-  endings.finish(step, request, ending, { error_type = ending, error_message = GONE[ending] })
+  endings.finish(step, request, ending, waited or { error_type = ending, error_message = GONE[ending] })
 end
 
 -- The first request of the pool that may launch, with its entry. Dead ones before it are ended, within the budget.

@@ -61,8 +61,8 @@ function reaping.expire(step, limit)
     elseif request.state == "queued" then
       local pool = pools.get(step, request.pool)
       queue.bury(step, pool, request.bytes)
-      endings.finish(step, request, "expired",
-        { error_type = "expired", error_message = EXPIRED .. " while it waited" })
+      endings.finish(step, request, "expired", requests.waited_out(step, request)
+        or { error_type = "expired", error_message = EXPIRED .. " while it waited" })
       if pool then rotation.lost_work(step, pool) end
       ended = ended + 1
     elseif request.state == "delayed" then

@@ -49,13 +49,24 @@ function requests.body_is_whole(request)
   return not is_small(request.bytes) or #request.body == request.bytes
 end
 
+--- Until when the request may wait for its first attempt.
+function requests.waits_until(request)
+  return request.queue_until or request.deadline_ms
+end
+
+--- What a request is told that waited as long as its caller allowed, before its deadline; nil for any other.
+function requests.waited_out(step, request)
+  if not request.queue_until or step.now >= request.deadline_ms then return nil end
+  return { error_type = "max_wait_exceeded", error_message = "the request waited as long as its caller allowed" }
+end
+
 --- Store a new request and its deadline. False when a body that should have been stored before is not there.
 function requests.admit(step, request)
   local record = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
     cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
     bytes = request.bytes, model = request.model, message_count = request.message_count, flow = request.flow,
-    level = request.level, idempotency = request.idempotency, detached = request.detached, attempt = 0, fence = 0,
-    gateway = "", endpoint = "" })
+    level = request.level, idempotency = request.idempotency, detached = request.detached,
+    queue_until = request.queue_until, attempt = 0, fence = 0, gateway = "", endpoint = "" })
   local request_key = keys.of(step.root, "request", request.id)
   if is_small(request.bytes) then
     if #request.body ~= request.bytes then return false end
@@ -67,7 +78,7 @@ function requests.admit(step, request)
     if server.call("PEXPIREAT", body_key, keep_until) == 0 then return false end
     server.call("HSET", request_key, "state", "queued", "record", record, "envelope", request.envelope)
   end
-  server.call("ZADD", keys.of(step.root, "deadlines"), request.deadline_ms, request.id)
+  server.call("ZADD", keys.of(step.root, "deadlines"), requests.waits_until(request), request.id)
   return true
 end
 
@@ -95,6 +106,10 @@ end
 
 --- queued -> leased.
 function requests.lease(step, request)
+  if request.queue_until then -- it has waited; from now on its deadline counts
+    request.queue_until = nil
+    server.call("ZADD", keys.of(step.root, "deadlines"), request.deadline_ms, request.id)
+  end
   write(step, request, "leased")
 end
 

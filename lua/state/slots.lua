@@ -1,4 +1,5 @@
 --- Taking and freeing the slots of pool, endpoint and group together, so that they cannot drift apart.
+local drain = require("lib.drain")
 local endpoints = require("state.endpoints")
 local group = require("state.group")
 local leases = require("state.leases")
@@ -14,6 +15,7 @@ local slots = {}
 function slots.take(step, pool, request)
   pool.record.in_flight = pool.record.in_flight + 1
   pool.record.launched = pool.record.launched + 1
+  drain.count(pool.record, step.now)
   pool.record.cost_served = pool.record.cost_served + request.units
   step.group.in_flight = step.group.in_flight + 1
   return endpoints.launched(step, endpoints.get(step, request.endpoint), request)

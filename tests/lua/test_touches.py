@@ -126,6 +126,7 @@ class Life:
         self.troubled()
         self.dying()
         self.watched()
+        self.asked()
         self.connection.close()
 
     def keyed(self) -> None:
@@ -140,7 +141,7 @@ class Life:
 
     def troubled(self) -> None:
         """An endpoint that fails, holds and is probed, retries, and requests that nobody waits for."""
-        document = default_document()
+        document = default_document() | {"total_concurrent_dispatch": 100}
         document["endpoints"][0] |= {"breaker_failures": 1, "open_ms": 10, "gate": "vllm"}
         document["pools"][1] |= {"max_attempts": 2, "retry_base_ms": 1, "retry_cap_ms": 1}
         configure(self.url, GROUP, document, expected=2)
@@ -168,7 +169,7 @@ class Life:
 
     def dying(self) -> None:
         """Attempts that are spent, and what is done with those requests."""
-        document = default_document() | {"dead_kept": 2}
+        document = default_document() | {"dead_kept": 2, "total_concurrent_dispatch": 100}
         document["endpoints"].append({"endpoint_id": "well", "url": "http://127.0.0.1:9/v1"})
         document["pools"][0] |= {"delivery": "at_least_once", "max_attempts": 1, "endpoint": "well"}
         configure(self.url, GROUP, document, expected=3)
@@ -182,6 +183,14 @@ class Life:
             name = self.connection.run(GROUP, f.fabric_snapshot("dead"))["rows"][0]["request_id"]
             self.connection.run(GROUP, f.dead_change(action, name, actor="a", new_id="anew"))
         self.settle(*self.claim(8))
+
+    def asked(self) -> None:
+        """What callers ask, and what lets them in."""
+        self.connection.run(GROUP, f.pool_estimate("default"))
+        self.connection.run(GROUP, f.key_change("create", "k", b"{}", actor="a"))
+        self.connection.run(GROUP, f.key_read("k"))
+        self.connection.run(GROUP, f.key_read())
+        self.connection.run(GROUP, f.key_change("revoke", "k", actor="a"))
 
     def watched(self) -> None:
         """What an operator's doctor asks and does."""
