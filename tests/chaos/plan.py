@@ -27,6 +27,7 @@ RATE = 32.0
 _STORM_S, _CALM_S = 11.0, 8.5
 _MEAN_GAP_S = 0.4
 _BETWEEN_S = 0.5
+_PRELUDE_S = 2.5
 _TRIES = 8
 _DELIVERY = {"wide": "at_most_once", "capped": "at_least_once", "kept": "at_most_once", "side": "at_least_once"}
 _WEIGHTS = {"wide": 4, "capped": 3, "kept": 2, "side": 3}
@@ -126,7 +127,7 @@ def _faults(chance: random.Random, duration_s: float) -> list[Fault]:
     """Make the storms: none in the first seconds, none so late that it would outlast the calls by much."""
     faults: list[Fault] = []
     free_at: dict[str, float] = {}
-    at = 2.0
+    at = _PRELUDE_S
     while at < duration_s - 1.0:
         if at % (_STORM_S + _CALM_S) > _STORM_S:
             at += _CALM_S

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +90,10 @@ class World:
             gateway = self.gateways[name] = GatewayMember(name, self.folder, settings)
             self._stack.callback(gateway.kill)
             gateway.start()
-        until(lambda: all(gateway.listens for gateway in self.gateways.values()), READY_S, "the gateways do not start")
+        until(lambda: not self._waiting_for(), READY_S, lambda: f"not started: {self._waiting_for()}")
+
+    def _waiting_for(self) -> list[str]:
+        return [f"{one.name}: {last_lines(one.said)}" for one in self.gateways.values() if not one.listens]
 
     def start_producers(self, began: float) -> None:
         """Start the producers; their orders count from `began`."""
@@ -166,17 +170,16 @@ class World:
         shutil.copytree(self.valkey._folder, self.folder / "valkey")
 
 
-def until(holds: object, within_s: float, otherwise: str) -> None:
+def until(holds: Callable[[], bool], within_s: float, otherwise: Callable[[], str]) -> None:
     """Wait until `holds()`; for states of other processes that announce nothing.
 
     Raises:
-        RuntimeError: it did not come; says `otherwise`.
+        RuntimeError: it did not come; says `otherwise()`.
     """
-    assert callable(holds)
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
-            raise RuntimeError(otherwise)
+            raise RuntimeError(otherwise())
         time.sleep(0.05)
 
 

@@ -11,10 +11,10 @@ import redis
 from dispatch.fabric.schema import key
 from tests.support.producing import eye
 
-_RUNNING = ("in_flight", "queued", "kept", "depth", "bytes", "tombstones", "returned", "waiting")
+_RUNNING = ("in_flight", "queued", "delayed", "kept", "depth", "bytes", "tombstones", "returned", "waiting")
 _EMPTY = ("leases", "deadlines", "rotation", "heads", "kept")
 # They describe the group and not a request. The streams are bounded in length.
-_LASTING = ("group", "generations", "endings", "events", "gateways", "wake")
+_LASTING = ("group", "generations", "endings", "events", "gateways", "wake", "timers", "chores")
 _FAMILIES = ("pool", "endpoint")
 
 
