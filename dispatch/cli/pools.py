@@ -69,7 +69,8 @@ def list_command(url: Url = DEFAULT_URL, group: Group = DEFAULT_GROUP, json: Jso
     if json:
         write_json({"group": group, "pools": rows})
         return
-    headings = ("pool", "state", "weight", "min", "max", "waiting", "running", "credit", "launched", "blocked by")
+    headings = ("pool", "state", "weight", "min", "max", "waiting", "delayed", "running", "credit", "launched",
+                "blocked by")  # fmt: skip
     print_table(headings, [_cells(row) for row in rows])
 
 
@@ -214,7 +215,7 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    numbers = ("quantum", "min_concurrent", "max_concurrent", "pending", "in_flight", "deficit", "launched")
+    numbers = ("quantum", "min_concurrent", "max_concurrent", "pending", "delayed", "in_flight", "deficit", "launched")
     return (
         row["pool_id"], _state(row), *(or_dash(row.get(name)) for name in numbers), or_dash(row.get("block_reason")),
     )  # fmt: skip
@@ -230,8 +231,10 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "burst", f"at most {row['max_burst_per_visit']} per visit" if "max_burst_per_visit" in row else "no bound"
     yield "endpoint", row["endpoint_id"]
     yield "delivery", row["delivery"].replace("_", " ")
+    yield "attempts", _attempts_told(row)
     yield "waiting", f"{row['pending']} of {row['max_queue_depth']}"
     yield "waiting bytes", f"{row['pending_bytes']} of {row['max_queue_bytes']}"
+    yield "delayed", f"{row['delayed']} (each waits for its next attempt)" if row["delayed"] else "0"
     yield "running", str(row["in_flight"])
     yield "credit", str(row["deficit"])
     yield "next request", _head_told(row)
@@ -250,6 +253,15 @@ def _state_told(row: dict[str, Any]) -> str:
         return _state(row)
     why = f": {one_line(note['reason'])}" if note["reason"] else ""
     return f"{_state(row)} by {one_line(note['by'])} at {moment(note['at_ms'])}{why}"
+
+
+def _attempts_told(row: dict[str, Any]) -> str:
+    most = row.get("max_attempts", 1)
+    if most == 1:
+        return "1"
+    lost = ["a lost gateway"] if row["delivery"] == "at_least_once" else []
+    after = ", ".join([word for word in (row.get("retry_on", ""),) if word] + lost)
+    return f"at most {most}, repeated after {after or 'nothing'}"
 
 
 def _head_told(row: dict[str, Any]) -> str:

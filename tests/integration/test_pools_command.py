@@ -37,7 +37,7 @@ def test_the_list_has_every_pool_in_the_order_of_the_config(hand: ByHand, dispat
     hand.claim(1)
     heading, first, *others = dispatch("pools", "list").out.splitlines()
     assert heading.split()[:5] == ["pool", "state", "weight", "min", "max"]
-    assert first.split() == ["interactive", "active", "4", "0", "-", "2", "1", "3", "1", "-"]
+    assert first.split() == ["interactive", "active", "4", "0", "-", "2", "0", "1", "3", "1", "-"]
     assert [line.split()[0] for line in others] == ["document-extract", "backfill", "default"]
     rows = dispatch("pools", "list", "--json").json["pools"]
     assert (rows[0]["pool_id"], rows[0]["pending"], rows[0]["in_flight"]) == ("interactive", 2, 1)
@@ -86,10 +86,19 @@ def test_one_pool_is_told_in_words(hand: ByHand, dispatch: Commands) -> None:
     assert lines["slots"] == "at least 0, at most 1"
     assert (lines["waiting"], lines["running"], lines["launched"]) == ("2 of 10000", "1", "1, 5 units")
     assert lines["next request"].startswith("costs 5, submitted 20")
+    assert (lines["attempts"], lines["delayed"]) == ("1", "0")
     assert any("1 times: the pool runs as many requests as it may (max_concurrent)" in line for line in told)
     as_json = dispatch("pools", "show", "backfill", "--json").json
     assert as_json["paused"]["by"] == "anna"
     assert as_json["skips"]["lane_capacity"] == 1
+
+
+def test_attempts_and_what_waits_for_one_are_told(hand: ByHand, dispatch: Commands) -> None:
+    dispatch("config", "set", "pools.backfill.max_attempts=3")
+    hand.change_record("pool", {"delayed": 2}, pool="backfill")
+    told = dispatch("pools", "show", "backfill").out
+    assert "at most 3, repeated after unreachable, disconnected, overloaded\n" in told
+    assert "2 (each waits for its next attempt)\n" in told
 
 
 @pytest.mark.parametrize("action", ["show", "pause", "resume", "drain", "purge"])
