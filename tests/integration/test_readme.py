@@ -62,7 +62,7 @@ def test_the_operators_lines_work_one_after_the_other(
     (tmp_path / "pools.yaml").write_text(blocks("yaml")[0])
     monkeypatch.chdir(tmp_path)
     dispatch = Commands(running.valkey_url, "from-a-file")
-    operating = re.compile(r"dispatch (config|pools|doctor)\b")
+    operating = re.compile(r"dispatch (config|pools|doctor|dead (list|retry|drop))\b")
     shown = [line for block in blocks("sh") for line in block.splitlines() if operating.match(line)]
     lines = [shlex.split(line, comments=True) for line in shown]
     assert len(lines) >= 16
