@@ -14,6 +14,7 @@ import msgspec
 
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = 10, 13
+_FIELDS = (b"data", b"event", b"id", b"retry", b"")
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -78,9 +79,13 @@ class EventParser:
 
     def close(self) -> Event | None:
         """Return the event that was not complete when the body ended, None if there is none; the parser is used up."""
-        lines = [bytes(self._line), b""] if self._line else [b""]
+        line, strange = bytes(self._line), self.strange
         self._line.clear()
-        return next(iter(self._read(lines)), None)
+        events = self._read([line, b""] if line else [b""])
+        field, colon, _ = line.removeprefix(_BOM).partition(b":")
+        cut = not colon and any(name.startswith(field) for name in _FIELDS)
+        self.strange = strange or not (cut or field in _FIELDS)
+        return events[0] if events else None
 
     def _read(self, lines: list[bytes]) -> list[Event]:
         if not self._began:
@@ -99,7 +104,7 @@ class EventParser:
             elif line.startswith(b"data:"):
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
                 self._lines_bytes += len(line)
-            elif line[0] != 58:  # a colon begins a comment
+            elif not line.startswith(b":"):  # which begins a comment
                 self._read_field(line)
         return events
 
@@ -111,5 +116,5 @@ class EventParser:
         elif field == b"data":  # without a colon: an empty line of data
             self._data.append(b"")
             self._lines_bytes += len(line)
-        elif field not in {b"id", b"retry"}:
+        elif field not in _FIELDS:
             self.strange = True

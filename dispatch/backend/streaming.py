@@ -204,10 +204,8 @@ class BackendStream:
                 self._end_by(None)
             else:
                 self._take(piece)
-        except BodyTooLarge:
-            self._end_by(Failure.too_large(self._endpoint, self._status))
-        except NETWORK_ERRORS as error:
-            self._end_by(self._failure_of(error))
+        except (BodyTooLarge, *NETWORK_ERRORS) as error:
+            self._end_by(error)
 
     def _take(self, piece: bytes) -> None:
         self._received_bytes += len(piece)
@@ -267,20 +265,20 @@ class BackendStream:
             what = f"said [DONE] after {self.chunk_count} chunks, without {self._reader.wanted}"
             self._fail(self._failure(ErrorType.UNREADABLE, what))
 
-    def _end_by(self, failure: Failure | None) -> None:
+    def _end_by(self, error: Exception | None) -> None:
         """End from outside: at the body's end (None), or because it was cut, silent or too large."""
         if self._document is not None:
-            self._end_document(failure)
+            self._end_document(error)
             return
-        event = self._parser.close()
+        event = None if isinstance(error, BodyTooLarge) else self._parser.close()
         if event is not None and (event.data.strip() == b"[DONE]" or read_document(event.data) is not None):
             self._judge(event)
             if self._execution is not None:
                 return
-        if self._reader.complete and (failure is None or self._reader.has_all(self._call)):
+        if self._reader.complete and (error is None or self._reader.has_all(self._call)):
             self._succeed()
-        elif failure is not None:
-            self._fail(failure)
+        elif error is not None:
+            self._fail(self._failure_of(error))
         elif self.chunk_count == 0 and self._parser.strange:
             self._fail(self._strange())
         else:
@@ -288,10 +286,10 @@ class BackendStream:
             failure = self._failure(ErrorType.DISCONNECTED, what)
             self._fail(dataclasses.replace(failure, retryable=self.chunk_count == 0))
 
-    def _end_document(self, failure: Failure | None) -> None:
+    def _end_document(self, error: Exception | None) -> None:
         assert self._document is not None  # noqa: S101 - the caller has seen it
-        if failure is not None:
-            self._fail(failure)
+        if error is not None:
+            self._fail(self._failure_of(error))
             return
         answer = Answer(self._status or 200, self._fields, bytes(self._document))
         execution = read_answer(answer, self._endpoint)
@@ -307,6 +305,12 @@ class BackendStream:
         self._finish(execution)
 
     def _failure_of(self, error: Exception) -> Failure:
+        if isinstance(error, BodyTooLarge):
+            failure = Failure.too_large(self._endpoint, self._status)
+            if self._parser.held_bytes <= MAX_EVENT_BYTES:
+                return failure
+            what = f"endpoint {self._endpoint.endpoint_id!r} sent an event of more than {MAX_EVENT_BYTES} bytes"
+            return dataclasses.replace(failure, message=what)
         if isinstance(error, Overdue):
             now = self._time()
             failure = timed_out(self._endpoint, self._status, expired=now >= self._deadline)

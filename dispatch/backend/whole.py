@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from dispatch.backend.document import without_lone_surrogates
 from dispatch.backend.events import Event
 from dispatch.contract import Call, Operation
 
+_BOM = b"\xef\xbb\xbf"
 _NULL = Raw(b"null")
 _STATUSES = frozenset({"completed", "incomplete", "failed"})
 
@@ -39,13 +41,14 @@ _encode = msgspec.json.encode
 
 def stream_form(call: Call, body: bytes) -> list[Event]:
     """Return the events that say what the whole answer `body` says; none if it is no answer of the operation."""
-    try:
-        members = _decode_members(body)
-        if call.operation is Operation.RESPONSES:
-            return _typed_events(members)
-        return _chunks(call, members)
-    except (msgspec.MsgspecError, RecursionError):
-        return []
+    body = body.removeprefix(_BOM)
+    for readable in (lambda: body, lambda: without_lone_surrogates(body)):
+        try:
+            members = _decode_members(readable())
+            return _typed_events(members) if call.operation is Operation.RESPONSES else _chunks(call, members)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    return []
 
 
 def _chunks(call: Call, members: Members) -> list[Event]:
