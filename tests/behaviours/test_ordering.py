@@ -180,6 +180,32 @@ def test_old_heads_do_not_stall_their_pool_after_a_config_change(fleet_of: Calla
     assert_settled(fleet.url, fleet.group)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["max_payload_bytes=1", "max_queued=1", "pools.a.max_queue_bytes=1"],
+        ["pools.a.endpoint=new", "endpoints.new.url=http://127.0.0.1:9/v1", "default_endpoint=new"],
+        ["pools.a.quantum=1", "pools.a.max_burst_per_visit=1", "pools.a.max_concurrent=100"],
+        ["pools.a.min_concurrent=3", "total_concurrent_dispatch=500"],
+        ["policy=fifo"],
+        ["cost_max=1000000", "pools.a.priority_ageing_ms=0"],
+        ["pools.a.delivery=at_least_once", "pools.a.max_attempts=9", "pools.a.on_open=reject"],
+        ["pools.a.enabled=false"],
+    ],
+    ids=lambda changes: changes[0],
+)
+def test_whatever_is_configured_while_they_wait_old_heads_launch(
+    fleet_of: Callable[..., Fleet], changes: list[str]
+) -> None:
+    fleet = fleet_of({"a": {"quantum": 9}, "b": {}}, slots=1000, default_endpoint="default")
+    ids = fleet.submit("a", [16, 1, 7]) + fleet.submit("b", [2])
+    change(fleet.url, fleet.group, *changes)
+    leases = fleet.claim(6)
+    assert {lease.request_id for lease in leases} == set(ids)
+    fleet.settle(leases)
+    assert_settled(fleet.url, fleet.group)
+
+
 def test_two_gateways_never_get_the_same_request(fleet_of: Callable[..., Fleet]) -> None:
     fleet = fleet_of({"a": {}}, slots=1000)
     fleet.submit("a", [1] * 64)
