@@ -9,6 +9,7 @@ from dispatch.backend.endpoint import Endpoint
 from dispatch.contract import Call, Reply
 from dispatch.errors import StateConflict
 from dispatch.producer.draft import check_call
+from dispatch.producer.inheritance import keep_in_children
 from dispatch.producer.options import CallOptions, ClientOptions
 
 ENDPOINT_ID = "direct"
@@ -23,6 +24,7 @@ class DirectPath:
         self._endpoint = endpoint
         self._client = EndpointClient()
         self._closed = False
+        keep_in_children(self)
 
     @classmethod
     async def open(cls, options: ClientOptions) -> DirectPath:

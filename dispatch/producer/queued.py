@@ -20,6 +20,7 @@ from dispatch.producer.draft import make_draft
 from dispatch.producer.errand import ASK_AGAIN_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox
+from dispatch.producer.inheritance import keep_in_children
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.overdue import Overdue
@@ -69,6 +70,7 @@ class QueuedPath:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        keep_in_children(self)
 
     async def open(self) -> None:
         """Check the library, give the first sign of life and start the background work.
