@@ -156,7 +156,7 @@ class ClaimLoop:
         value: Claim | Settled = answer.value
         if isinstance(value, Settled):
             for item, word in zip(call.items, value.answers, strict=True):
-                self._holdings.settled(item)
+                self._holdings.settled(item, word)
                 self.answers[word] += 1
             value = value.claim
         self._accept(value, answer.sent_at, call.want)
@@ -189,7 +189,7 @@ class ClaimLoop:
             self._singly.append(self.settler.refused(item))
             return
         log.error("result_dropped", request_id=item.request_id)  # its lease runs out, and the caller is told `lost`
-        self._holdings.settled(item)
+        self._holdings.settled(item, "dropped")
 
     def _accept(self, claim: Claim, sent_at: float, want: int) -> None:
         self.on_generation(claim.generation)

@@ -19,6 +19,7 @@ from dispatch.fabric.schema import LIMITS
 
 _BATCH_BYTES = 1 << 20  # bodies in one settle call: about a millisecond of the server, which serves others too
 _ABANDONED_KEPT = 4096
+_RETURNED_KEPT = 256  # bodies over 64 KiB are stored by themselves, so this is 16 MiB at most
 _BEGUN_KEPT = 8192  # twice as many are remembered: some seconds of a gateway that does nothing else
 
 
@@ -41,6 +42,8 @@ class StopReason(Enum):
     PROBE_OVER = "probe_over"  # the breaker's probe has had its time
     DRAINED = "drained"
 
+
+Attempt = tuple[str, str, int]
 
 NOTHING_TO_SETTLE = frozenset({StopReason.LOST, StopReason.FENCED})
 
@@ -69,8 +72,8 @@ class Begun:
     """
 
     def __init__(self) -> None:
-        self._newer = set[tuple[str, str, int]]()
-        self._older = set[tuple[str, str, int]]()
+        self._newer = set[Attempt]()
+        self._older = set[Attempt]()
 
     def add(self, lease: Lease) -> None:
         """Remember that the call of this lease's attempt begins."""
@@ -83,7 +86,7 @@ class Begun:
         return attempt in self._newer or attempt in self._older
 
 
-def attempt_of(lease: Lease) -> tuple[str, str, int]:
+def attempt_of(lease: Lease) -> Attempt:
     """Return what names one attempt for good: an id may be used again later, by another submit with its own nonce."""
     return lease.request_id, lease.nonce, lease.attempt
 
@@ -98,6 +101,7 @@ class Holdings:
         self._held: dict[str, Held] = {}
         self._finished: deque[Settlement] = deque()
         self._abandoned: OrderedDict[tuple[str, int], Phase] = OrderedDict()
+        self._returned: OrderedDict[Attempt, Settlement] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -172,11 +176,24 @@ class Holdings:
         """Whether results wait to be settled."""
         return bool(self._finished)
 
-    def settled(self, item: Settlement) -> None:
-        """The server answered for this result, whatever it said: the lease is over."""
+    def settled(self, item: Settlement, word: str) -> None:
+        """The server answered `word` for this result: the lease is over. One that it did not take is kept for a while.
+
+        It is wanted after all when the same attempt is given out again.
+        """
         held = self._held.get(item.request_id)
-        if held is not None and held.lease.fence == item.fence:
-            del self._held[item.request_id]
+        if held is None or held.lease.fence != item.fence:
+            return
+        del self._held[item.request_id]
+        if word == "LEASE_LOST":
+            self._returned[attempt_of(held.lease)] = item
+            if len(self._returned) > _RETURNED_KEPT:
+                self._returned.popitem(last=False)
+
+    def returned(self, lease: Lease) -> Settlement | None:
+        """Return the result of this lease's attempt that the server did not take (and forget it), for this lease."""
+        item = self._returned.pop(attempt_of(lease), None)
+        return None if item is None else msgspec.structs.replace(item, fence=lease.fence)
 
     def free(self, *, settling: int = 0) -> int:
         """Slots that are free once `settling` results are settled."""

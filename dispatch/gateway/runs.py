@@ -61,8 +61,8 @@ class Runner:
         """Run a lease, unless it is held already. `offset` + server time (s) = the event loop's time, never late.
 
         One attempt is never executed twice: where the server gives it out again (a primary that lost its newest
-        writes), what runs goes on under the new lease, and of one that does not run any more it is told that it is
-        lost. A lease whose end has passed on its way here is not begun.
+        writes), what runs goes on under the new lease; of one that does not, its result is told if we have it still,
+        else that it is lost. A lease whose end has passed on its way here is not begun.
         """
         if self.holdings.get(lease.request_id, lease.fence) is not None:
             return
@@ -77,7 +77,7 @@ class Runner:
             self.stop(older, StopReason.LOST)
         if lease in self._begun:
             log.warning("attempt_given_out_again", request_id=lease.request_id, attempt=lease.attempt)
-            self.settle_unrun(lease, self._settler.lost(lease))
+            self.settle_unrun(lease, self.holdings.returned(lease) or self._settler.lost(lease))
             return
         if ends_at <= self._loop.time():
             self.holdings.abandon(lease, Phase.NEW)

@@ -42,6 +42,8 @@ class FakeRequest:
     claim_nonce: str = ""
     lease_until_ms: int = 0
     cancel: bool = False
+    nonce: str = "n"
+    probe_until_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class FakeResult:
     head: dict[str, Any]
     body: bytes
     by_reference: bool
+    verdict: str
+    retryable: bool
 
 
 @dataclass(slots=True)
@@ -78,6 +82,9 @@ class FakeFabric:
         }
         self.queue: deque[FakeRequest] = deque()
         self.leases: dict[str, FakeRequest] = {}
+        self.probe_ms = 0
+        """Above 0, leases are given out as probes that have so long."""
+        self.known: dict[str, FakeRequest] = {}
         self.results: list[FakeResult] = []
         self.released: list[str] = []
         self.stored: dict[str, bytes] = {}
@@ -119,6 +126,7 @@ class FakeFabric:
         if stored:
             self.stored[key(self.group, "request_body", id=request_id, nonce="n")] = body
         self.queue.append(request)
+        self.known[request_id] = request
         if ring:
             self.tokens[key(self.group, "wake")].put_nowait(None)
         return request_id
@@ -130,6 +138,15 @@ class FakeFabric:
     def lease_behind_its_back(self, request_id: str, *, nonce: str = "elsewhere-1") -> None:
         """Lease the request as if a claim's answer had been lost for good."""
         self._lease(next(one for one in self.queue if one.request_id == request_id), nonce)
+
+    def forget_claim(self, request_id: str, *, nonce: str = "") -> None:
+        """Lose the newest writes of a request, back to when it was queued; with a `nonce`, it is submitted anew."""
+        request = self.known[request_id]
+        self.leases.pop(request_id, None)
+        request.attempt = 0 if nonce else request.attempt - 1
+        request.nonce = nonce or request.nonce
+        self.queue.append(request)
+        self.tokens[key(self.group, "wake")].put_nowait(None)
 
     def lose(self, function: str, *, done: bool, times: int = 1) -> None:
         self.faults += [Fault(function, done) for _ in range(times)]
@@ -162,9 +179,8 @@ class FakeFabric:
         if self.down:
             raise FabricUnavailable("down")
         self.calls[call.function] += 1
-        fault = next((one for one in self.faults if one.function == call.function), None)
+        fault = self._fault(call.function)
         if fault is not None:
-            self.faults.remove(fault)
             if fault.done:
                 getattr(self, f"_{call.function}")(list(call.args))
             raise fault.error
@@ -178,7 +194,7 @@ class FakeFabric:
 
     async def get(self, key: str) -> bytes | None:
         await asyncio.sleep(0)
-        if self.down:
+        if self.down or self._fault("get") is not None:
             raise FabricUnavailable("down")
         return self.stored.get(key)
 
@@ -214,6 +230,12 @@ class FakeFabric:
 
     async def aclose(self) -> None:
         pass
+
+    def _fault(self, name: str) -> Fault | None:
+        fault = next((one for one in self.faults if one.function == name), None)
+        if fault is not None:
+            self.faults.remove(fault)
+        return fault
 
     # --- functions
 
@@ -296,13 +318,15 @@ class FakeFabric:
         self._fence += 1
         request.fence, request.claim_nonce, request.attempt = self._fence, nonce, request.attempt + 1
         request.lease_until_ms = now_ms() + self.lease_ms
+        request.probe_until_ms = now_ms() + self.probe_ms if self.probe_ms else 0
         self.leases[request.request_id] = request
         return request
 
     def _row(self, lease: FakeRequest) -> list[Any]:
         return [
             lease.request_id.encode(), b"default", b"p", b"default", lease.fence, lease.attempt, now_ms(), now_ms(),
-            lease.deadline_ms, lease.lease_until_ms, 1, lease.body_bytes, b"n", lease.envelope, lease.body, 0,
+            lease.deadline_ms, lease.lease_until_ms, 1, lease.body_bytes, lease.nonce.encode(), lease.envelope,
+            lease.body, lease.probe_until_ms,
         ]  # fmt: skip
 
     def _settle(self, row: list[Any]) -> bytes:
@@ -316,7 +340,7 @@ class FakeFabric:
             self.released.append(row[0])
             return b"REQUEUED"
         head = json.loads(row[10])
-        self.results.append(FakeResult(row[0], row[2], row[4], head, row[11], bool(row[12])))
+        self.results.append(FakeResult(row[0], row[2], row[4], head, row[11], bool(row[12]), row[6], bool(row[14])))
         return b"OK"
 
 
