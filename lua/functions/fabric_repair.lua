@@ -24,6 +24,7 @@ local events = require("state.events")
 local faults = require("state.faults")
 local gate = require("lib.gate")
 local group = require("state.group")
+local placement = require("state.placement")
 local pools = require("state.pools")
 local requests = require("state.requests")
 local rotation = require("state.rotation")
@@ -59,7 +60,7 @@ function repairs.placement(step, name)
   local pool = pools.get(step, name)
   if not pool then return nil, faults.pool_unknown(name, group.details(step.root).pools) end
   rotation.take_out(step, pool)
-  rotation.place_anew(step, pool)
+  placement.place_anew(step, pool)
   return "REPAIRED", pool.record.place
 end
 

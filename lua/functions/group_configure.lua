@@ -15,6 +15,7 @@
 -- Twice:   same nonce: APPLIED again, without its changes; another nonce with the same expectation: CONFLICT
 local changes = require("lib.changes")
 local config = require("lib.config")
+local document_text = require("lib.document")
 local events = require("state.events")
 local faults = require("state.faults")
 local group = require("state.group")
@@ -88,9 +89,10 @@ local function run(keys, args)
   local step = state.begin(root) or placement.first_step(root)
   if #problems == 0 then check_removed(step, details, document.pools, problems) end
   if #problems > 0 then return invalid(details.generation, problems) end
-  local text = config.encode(document)
-  local new = { group = document, pools = document.pools, endpoints = document.endpoints }
-  local found = changes.between(placement.in_force(step, details), new, MAX_CHANGES)
+  local text, texts = document_text.encode(document)
+  local before = placement.in_force(step, details)
+  local after = { group = document, pools = document.pools, endpoints = document.endpoints, texts = texts }
+  local found = changes.between(before, after, MAX_CHANGES)
   -- The same text changes something when a pool or an endpoint was taken out past the library: it is made again.
   if found.count == 0 then
     if text == details.document then
@@ -101,9 +103,8 @@ local function run(keys, args)
   if check then return with_changes({ "VALID", details.generation, "", 0 }, found) end
 
   local generation = details.generation + 1
-  local old_config = step.config
   step.config = group_config(document, generation)
-  placement.apply(step, old_config, details, document, found)
+  placement.apply(step, before, after, found)
   local names, addresses = {}, {}
   for index, pool in ipairs(document.pools) do names[index] = pool.pool_id end
   for index, endpoint in ipairs(document.endpoints) do addresses[index] = endpoint.endpoint_id end

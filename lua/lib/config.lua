@@ -81,6 +81,19 @@ local ENDPOINT_FIELDS = {
 --- The fields of a document and of the members of its lists, the id first: name, kind, default, bounds.
 config.FIELDS = { group = GROUP_FIELDS, pools = POOL_FIELDS, endpoints = ENDPOINT_FIELDS }
 
+-- Beside each list: by name, where a field stands in it (`at`), and what it says when nothing is said (`default`).
+local function index(fields)
+  fields.at, fields.default = {}, {}
+  for at = 1, #fields do
+    local name = fields[at][1]
+    fields.at[name], fields.default[name] = at, fields[at][3]
+  end
+end
+
+index(GROUP_FIELDS)
+index(POOL_FIELDS)
+index(ENDPOINT_FIELDS)
+
 local function show(value)
   if value == nil or value == cjson.null then return "nothing" end
   if type(value) == "table" then return cjson.encode(value) end
@@ -156,6 +169,41 @@ local function note_unknown(source, fields, path, problems, also)
   end
 end
 
+-- Put defaults where nothing is said. False if something is required.
+local function fill_in(item, fields)
+  for _, field in ipairs(fields) do
+    local name, default = field[1], field[3]
+    if item[name] == nil then
+      if default == nil and field[2] ~= "optional" then return false end
+      item[name] = default
+    end
+  end
+  return true
+end
+
+-- Make of a decoded `item`, in place, what `read` makes of it, as long as all of it is right: the usual case, in which
+-- most fields say the default and need no look. False if something is wrong; `read` says what.
+local function read_right(item, fields)
+  if type(item) ~= "table" then return false end
+  local default, null, unsaid = fields.default, cjson.null, #fields
+  for name, value in pairs(item) do
+    unsaid = unsaid - 1
+    if value ~= default[name] then
+      local field = fields[fields.at[name]]
+      if not field then return false end
+      if value == null then
+        item[name] = nil
+        if field[2] ~= "optional" then unsaid = unsaid + 1 end
+      elseif checks[field[2]](value, field) then
+        return false
+      elseif field[2] == "words" then
+        item[name] = join_words(value, field)
+      end
+    end
+  end
+  return unsaid == 0 or fill_in(item, fields)
+end
+
 -- Take the known fields of `source`, with defaults; note wrong and unknown ones. `also`: what else may stand there.
 local function read(source, fields, path, problems, also)
   local found = {}
@@ -183,7 +231,11 @@ local function read(source, fields, path, problems, also)
   return found
 end
 
--- Read a list of objects that are named by `id_field`; duplicates are noted.
+local function path_of(list_name, at)
+  return string.format("%s[%d].", list_name, at - 1)
+end
+
+-- Read a list of objects that are named by their first field; duplicates are noted.
 local function read_list(source, list_name, fields, problems)
   local list, by_id = {}, {}
   local items = source[list_name]
@@ -193,11 +245,10 @@ local function read_list(source, list_name, fields, problems)
     return list, by_id
   end
   local id_field = fields[1][1]
-  for index, item in ipairs(items) do
-    local path = string.format("%s[%d].", list_name, index - 1)
-    local found = read(item, fields, path, problems)
+  for at, item in ipairs(items) do
+    local found = read_right(item, fields) and item or read(item, fields, path_of(list_name, at), problems)
     local id = found[id_field]
-    if id and by_id[id] then note(problems, path .. id_field, id, "used twice") end
+    if id and by_id[id] then note(problems, path_of(list_name, at) .. id_field, id, "used twice") end
     if type(id) == "string" then by_id[id] = found end
     list[#list + 1] = found
   end
@@ -236,9 +287,9 @@ end
 
 -- Resolve each pool's endpoint: its own URL, a named one, or the group's default.
 local function resolve_endpoints(document, endpoints, by_id, problems)
-  for index, pool in ipairs(document.pools) do
-    local path = string.format("pools[%d].", index - 1)
+  for at, pool in ipairs(document.pools) do
     if type(pool.endpoint_url) == "string" and pool.endpoint_url ~= "" then
+      local path = path_of("pools", at)
       check_url(pool.endpoint_url, path .. "endpoint_url", problems)
       if pool.endpoint ~= "" and pool.endpoint ~= "pool." .. tostring(pool.pool_id) then
         note(problems, path .. "endpoint", pool.endpoint, "give endpoint or endpoint_url, not both")
@@ -252,7 +303,7 @@ local function resolve_endpoints(document, endpoints, by_id, problems)
     elseif pool.endpoint == "" then
       pool.endpoint = document.default_endpoint
     elseif not by_id[pool.endpoint] then
-      note(problems, path .. "endpoint", pool.endpoint, "no endpoint has this id")
+      note(problems, path_of("pools", at) .. "endpoint", pool.endpoint, "no endpoint has this id")
     end
   end
 end
@@ -272,20 +323,20 @@ end
 
 local function check_pools(document, problems)
   local protected = 0
-  for index, pool in ipairs(document.pools) do
-    local path = string.format("pools[%d].", index - 1)
+  for at, pool in ipairs(document.pools) do
     local low, high = pool.min_concurrent, pool.max_concurrent
     if type(low) == "number" and type(high) == "number" and low > high then
-      note(problems, path .. "min_concurrent", low, "allowed: at most max_concurrent (" .. high .. ")")
+      note(problems, path_of("pools", at) .. "min_concurrent", low, "allowed: at most max_concurrent (" .. high .. ")")
     end
     if pool.enabled and type(low) == "number" then protected = protected + low end
     if type(pool.default_timeout_ms) == "number" and type(pool.max_timeout_ms) == "number"
       and pool.default_timeout_ms > pool.max_timeout_ms then
-      note(problems, path .. "default_timeout_ms", pool.default_timeout_ms, "allowed: at most max_timeout_ms")
+      note(problems, path_of("pools", at) .. "default_timeout_ms", pool.default_timeout_ms,
+        "allowed: at most max_timeout_ms")
     end
     if type(pool.retry_base_ms) == "number" and type(pool.retry_cap_ms) == "number"
       and pool.retry_base_ms > pool.retry_cap_ms then
-      note(problems, path .. "retry_base_ms", pool.retry_base_ms, "allowed: at most retry_cap_ms")
+      note(problems, path_of("pools", at) .. "retry_base_ms", pool.retry_base_ms, "allowed: at most retry_cap_ms")
     end
     if not pool.max_attempts then pool.max_attempts = pool.delivery == "at_least_once" and 3 or 1 end
   end
@@ -296,7 +347,8 @@ local function check_pools(document, problems)
   end
 end
 
---- Read `source` (a decoded document). Returns the document with every default filled in, and a list of problems.
+--- Read `source` (a decoded document, which is used up). Returns the document with every default filled in, and a list
+-- of problems.
 function config.normalise(source)
   local problems = {}
   local document = read(source, GROUP_FIELDS, "", problems, { pools = true, endpoints = true })
@@ -308,8 +360,8 @@ function config.normalise(source)
   end
   if not pool_by_id["default"] then pools[#pools + 1] = read({ pool_id = "default" }, POOL_FIELDS, "", problems) end
   document.pools, document.endpoints = pools, endpoints
-  for index, endpoint in ipairs(endpoints) do
-    local path = string.format("endpoints[%d].", index - 1)
+  for at, endpoint in ipairs(endpoints) do
+    local path = path_of("endpoints", at)
     check_url(endpoint.url, path .. "url", problems)
     check_gate(endpoint, path, problems)
     if endpoint.api_key_env ~= "" and endpoint.api_key_file ~= "" then
@@ -320,45 +372,6 @@ function config.normalise(source)
   resolve_endpoints(document, endpoints, endpoint_by_id, problems)
   check_pools(document, problems)
   return document, problems
-end
-
-local function encode_value(value)
-  if value == nil then return "null" end
-  if type(value) == "number" then return string.format("%d", value) end -- whole, by its kind
-  if type(value) == "boolean" then return tostring(value) end
-  return value == "" and '""' or cjson.encode(value)
-end
-
--- The members of an object that says nothing but defaults, by field list: most members of most pools.
-local plain_members = {}
-
-local function plain(fields)
-  local members = {}
-  for at, field in ipairs(fields) do members[at] = '"' .. field[1] .. '":' .. encode_value(field[3]) end
-  plain_members[fields] = members
-  return members
-end
-
-local function encode_fields(object, fields)
-  local cells, members = {}, plain_members[fields] or plain(fields)
-  for at, field in ipairs(fields) do
-    local value = object[field[1]]
-    cells[at] = value == field[3] and members[at] or '"' .. field[1] .. '":' .. encode_value(value)
-  end
-  return table.concat(cells, ",")
-end
-
-local function encode_list(list, fields)
-  local cells = {}
-  for index, item in ipairs(list) do cells[index] = "{" .. encode_fields(item, fields) .. "}" end
-  return "[" .. table.concat(cells, ",") .. "]"
-end
-
---- The normalised document as JSON, fields in fixed order, so that equal documents are equal texts.
-function config.encode(document)
-  return "{" .. encode_fields(document, GROUP_FIELDS)
-    .. ',"pools":' .. encode_list(document.pools, POOL_FIELDS)
-    .. ',"endpoints":' .. encode_list(document.endpoints, ENDPOINT_FIELDS) .. "}"
 end
 
 return config

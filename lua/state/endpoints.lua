@@ -37,14 +37,21 @@ end
 
 function endpoints.save(step)
   for name, endpoint in pairs(step.endpoints) do
-    server.call("HSET", keys.of(step.root, "endpoint", name), "record", cmsgpack.pack(endpoint.record))
+    local key, record = keys.of(step.root, "endpoint", name), cmsgpack.pack(endpoint.record)
+    if endpoint.config_text then
+      server.call("HSET", key, "config", endpoint.config_text, "record", record)
+    else
+      server.call("HSET", key, "record", record)
+    end
   end
 end
 
---- Store a new or changed config (empty: the endpoint is left out), and have done what it asks for.
-function endpoints.configure(step, endpoint)
+--- Give an endpoint a config (empty: it is left out), `text` in JSON, to be written with its record, and have done what
+-- it asks for.
+function endpoints.configure(step, endpoint, config, text)
   step.endpoints[endpoint.name] = endpoint
-  server.call("HSET", keys.of(step.root, "endpoint", endpoint.name), "config", cmsgpack.pack(endpoint.config))
+  endpoint.config, endpoint.config_text = config, text
+  packed.remember(text, config)
   endpoint.record.gate = nil
   if gate.configured(endpoint.config) then
     chores.set(step, "sample", endpoint.name, step.now)

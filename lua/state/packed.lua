@@ -1,18 +1,34 @@
---- Packed values: configs and records are stored as one MessagePack value each, so that a step reads and writes once.
+--- Values that are stored as one text each, so that a step reads and writes once: records as MessagePack, configs as
+-- MessagePack or as the JSON objects that they are in the group's document.
 local packed = {}
 
--- Unpacked configs by their packed text. Unpacking is a pure function of that text, so remembering its results holds no
--- state of the group; whoever gets one must not change it. Emptied when full: 1,000 pools and their endpoints fit.
+-- Decoded configs by their text. Decoding is a pure function of that text, so remembering its results holds no state of
+-- the group; whoever gets one must not change it. Emptied when full: 1,000 pools and their endpoints fit.
 local REMEMBERED_MAX = 4096
 local remembered, count = {}, 0
 
---- Unpack a config, once per text. Read only.
+local function decode(text)
+  if string.sub(text, 1, 1) ~= "{" then return cmsgpack.unpack(text) end
+  local config, null = cjson.decode(text), cjson.null
+  for name, value in pairs(config) do
+    if value == null then config[name] = nil end
+  end
+  return config
+end
+
+--- Remember what a config's text says, for whoever reads it next. From now on nobody may change `config`.
+function packed.remember(text, config)
+  if count >= REMEMBERED_MAX then remembered, count = {}, 0 end
+  remembered[text], count = config, count + 1
+end
+
+--- Decode a config, once per text. Read only.
 function packed.read_config(text)
   local config = remembered[text]
-  if config then return config end
-  if count >= REMEMBERED_MAX then remembered, count = {}, 0 end
-  config = cmsgpack.unpack(text)
-  remembered[text], count = config, count + 1
+  if not config then
+    config = decode(text)
+    packed.remember(text, config)
+  end
   return config
 end
 

@@ -22,30 +22,70 @@ function pools.new_record()
   }
 end
 
+local function read(step, name)
+  return server.call("HMGET", keys.of(step.root, "pool", name), "config", "record")
+end
+
+local function load(step, name, found)
+  local record = packed.read_record(found[2])
+  if not found[1] or not record then return nil end
+  local pool = { name = name, config = packed.read_config(found[1]), record = record }
+  step.pools[name] = pool
+  return pool
+end
+
 --- The pool `name` as { name, config, record }, or nil when it is not configured (or damaged: it must not stop a call
 -- that serves others, too). Loaded once a step.
 function pools.get(step, name)
+  return step.pools[name] or load(step, name, read(step, name))
+end
+
+-- What a packed record says of a pool in which nothing waits: "depth" 0 and "place" "idle".
+local NOTHING_WAITS, STANDS_NOWHERE = "\165depth\0", "\165place\164idle"
+
+--- The config of the pool `name`, or nil, and whether the pool rests: nothing waits in it, so its record says the same
+-- under any config. One that rests is not loaded.
+function pools.look(step, name)
   local pool = step.pools[name]
-  if pool then return pool end
-  local found = server.call("HMGET", keys.of(step.root, "pool", name), "config", "record")
-  local record = packed.read_record(found[2])
-  if not found[1] or not record then return nil end
-  pool = { name = name, config = packed.read_config(found[1]), record = record }
-  step.pools[name] = pool
-  return pool
+  if pool then return pool.config, false end
+  local found = read(step, name)
+  local config, record = found[1], found[2]
+  if config and record and string.find(record, STANDS_NOWHERE, 1, true)
+    and string.find(record, NOTHING_WAITS, 1, true) then
+    return packed.read_config(config), true
+  end
+  pool = load(step, name, found)
+  return pool and pool.config, false
+end
+
+--- The step has changed nothing about this pool: it is not written back. Read anew when it is needed once more.
+function pools.release(step, name)
+  step.pools[name] = nil
 end
 
 --- Write back every pool this step has loaded.
 function pools.save(step)
   for name, pool in pairs(step.pools) do
-    server.call("HSET", keys.of(step.root, "pool", name), "record", cmsgpack.pack(pool.record))
+    local key, record = keys.of(step.root, "pool", name), cmsgpack.pack(pool.record)
+    if pool.config_text then
+      server.call("HSET", key, "config", pool.config_text, "record", record)
+    else
+      server.call("HSET", key, "record", record)
+    end
   end
 end
 
---- Store a pool's config (and its record, which a new pool gets here).
-function pools.configure(step, pool)
+--- Give a pool a config, `text` in JSON, to be written with its record (which a new pool gets here).
+function pools.configure(step, pool, config, text)
   step.pools[pool.name] = pool
-  server.call("HSET", keys.of(step.root, "pool", pool.name), "config", cmsgpack.pack(pool.config))
+  pool.config, pool.config_text = config, text
+  packed.remember(text, config)
+end
+
+--- Give a pool that rests a config. Its record stays as it is stored.
+function pools.configure_resting(step, name, config, text)
+  server.call("HSET", keys.of(step.root, "pool", name), "config", text)
+  packed.remember(text, config)
 end
 
 function pools.remove(step, name)

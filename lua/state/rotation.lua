@@ -84,12 +84,17 @@ function rotation.enter(step, pool)
   rotation.consider_kept(step, pool)
 end
 
---- A parked pool comes back at its turn. Rounds that went by while it was away are not credited.
-function rotation.come_back(step, pool)
+--- A parked pool comes back at its turn. Rounds that went by while it was away are not credited. `line` (a list): it is
+-- put there, to line up with others.
+function rotation.come_back(step, pool, line)
   local record = pool.record
   record.place, record.parked, record.mark = "line", nil, step.group.round
   record.reason, record.reason_since = nil, nil
-  server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+  if line then
+    line[#line + 1], line[#line + 2] = rank(step, pool), pool.name
+  else
+    server.call("ZADD", line_key(step), rank(step, pool), pool.name)
+  end
   restart_pass(step)
   rotation.consider_kept(step, pool)
 end
@@ -363,27 +368,19 @@ function rotation.take_out(step, pool)
   pool.record.kept = false
 end
 
---- Forget every placement of the pool and place it anew, at the turn it has. For a changed config.
-function rotation.place_anew(step, pool)
-  local record = pool.record
-  record.place, record.parked, record.head = "idle", nil, nil
-  record.reason, record.reason_since = nil, nil
-  if not record.open then record.deficit = math.min(record.deficit, step.config.cost_max) end
-  if record.depth == 0 then
-    record.turn = nil
-    drr.drop_credit(record)
-  elseif record.turn then
-    rotation.come_back(step, pool)
-  else
-    rotation.enter(step, pool)
-  end
+--- Those whom `come_back` put into `line` join the line.
+function rotation.line_up(step, line)
+  if line[1] then server.call("ZADD", line_key(step), unpack(line)) end
 end
 
 --- Take the pool out of every structure; its credit stays. For a changed config, while the pool still has its old one.
+-- What is placed anew in the same line may stand there until then.
 function rotation.lift(step, pool, old_endpoint, old_policy)
   local record = pool.record
   if record.place == "line" then
-    server.call("ZREM", keys.of(step.root, old_policy == "fifo" and "heads" or "rotation"), pool.name)
+    if record.depth == 0 or old_policy ~= step.config.policy then
+      server.call("ZREM", keys.of(step.root, old_policy == "fifo" and "heads" or "rotation"), pool.name)
+    end
     drr.collect(record, pool.config.quantum, step.group.round)
   elseif on_endpoint(record) then
     endpoints.unpark(step, endpoints.get(step, old_endpoint), pool.name)
