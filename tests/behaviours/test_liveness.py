@@ -24,12 +24,13 @@ from tests.behaviours.scene import (
 )
 from tests.support.by_hand import ByHand
 from tests.support.producing import MESSAGES, eye, owner, until, wide_group
+from tests.support.proxy import TcpProxy
 from tests.support.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.anyio
 
-TTL_MS = 600
-BLOCKED_S = 1.5
+TTL_MS = 900
+BLOCKED_S = 2.0
 """Much longer than the marker lives."""
 
 
@@ -73,19 +74,22 @@ async def test_a_store_error_is_not_death(start_valkey: Callable[..., ValkeyProc
     server = start_valkey()
     group = wide_group(server.url)
     options = {"fabric_group": group, "producer_id": "p", "liveness_ms": TTL_MS}
-    async with Caller(kind, server.url, **options) as caller:
+    async with TcpProxy(server.port) as proxy, Caller(kind, f"valkey://127.0.0.1:{proxy.port}", **options) as caller:
         call = asyncio.create_task(caller.complete(request_id="r"))
         await until(lambda: section(server.url, group, "group")["pending"] == 1)
+        for _ in range(3):  # connections break and are refused, for longer in all than the marker lives
+            proxy.refuse()
+            await anyio.sleep(TTL_MS / 3000)
+            proxy.allow()
+            await anyio.sleep(TTL_MS / 2000)
+            assert owner(server.url, group, "p") is not None
         with eye(server.url) as admin:
-            for _ in range(4):  # every connection breaks, again and again, for longer than the marker lives
-                admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                await anyio.sleep(TTL_MS / 3000)
             admin.config_set("maxmemory", 1)  # then the server takes no writes
-            await anyio.sleep(BLOCKED_S / 2)
+            await anyio.sleep(TTL_MS / 1000)
             admin.config_set("maxmemory", 0)
             library = admin.execute_command("FUNCTION", "DUMP")
             admin.execute_command("FUNCTION", "FLUSH")  # then it has no functions
-            await anyio.sleep(BLOCKED_S / 2)
+            await anyio.sleep(TTL_MS / 2000)
             admin.execute_command("FUNCTION", "RESTORE", library)
         async with gateway_on(server.url, group, Watching(held=False)):
             assert (await call).succeeded
