@@ -6,7 +6,7 @@ greatest cost changed. It stands in the line afterwards, at its turn, and is jud
 
 from __future__ import annotations
 
-from tests.model import line
+from tests.model import chores, line, watching
 from tests.model.records import Endpoint, Group, Pool
 from tests.model.settings import GroupSettings
 
@@ -17,7 +17,7 @@ def removal_problems(group: Group, settings: GroupSettings) -> list[str]:
     return [
         f"{name} has work"
         for name, pool in group.pools.items()
-        if name not in named and (pool.live or group.pool_in_flight(name))
+        if name not in named and (pool.live or group.pool_in_flight(name) or group.delayed(name))
     ]
 
 
@@ -42,7 +42,7 @@ def apply(group: Group, settings: GroupSettings) -> None:
         _place(group, pool)
     for name in gone - {config.endpoint_id for config in settings.endpoints}:
         if name in changed_endpoints and not group.endpoint_in_flight(name):
-            del group.endpoints[name]
+            chores.clear(group, "probe", group.endpoints.pop(name))
     for config_ in settings.endpoints:  # whoever had the turn on one of them may have been lifted
         line.use_room(group, group.endpoint(config_.endpoint_id))
 
@@ -55,6 +55,7 @@ def _apply_endpoints(group: Group, settings: GroupSettings) -> set[str]:
         endpoint: Endpoint = group.endpoint(name)
         if endpoint.settings != wanted.get(name):
             endpoint.settings = wanted.get(name)
+            watching.configured(group, endpoint)
             changed.add(name)
     return changed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.model import repeats
 from tests.model.records import Ended, Group, Request, Told
 
 UNTOLD = frozenset({"producer_gone", "reply_dropped"})
@@ -42,18 +43,44 @@ def alive(group: Group, producer: str, now: int) -> bool:
     return now < until or in_grace(group, now)
 
 
+def awaited(group: Group, request: Request, now: int) -> bool:
+    """Whether it matters how the request ends: its producer lives, or its reply is kept for whoever asks."""
+    return request.submission.detached or alive(group, request.producer, now)
+
+
 def finish(group: Group, request: Request, verdict: Verdict, now: int) -> None:
-    """End the request: tell its producer if it lives, count it, record it. Its lease is the caller's to remove."""
-    ending = verdict.ending
-    group.ended.append(
-        Ended(request.id, ending, verdict.outcome or ending, request.pool_id, request.gateway, request.attempt)
-    )
-    if ending not in UNTOLD and alive(group, request.producer, now):
-        group.frame += 1
-        group.told.setdefault(request.producer, []).append(Told(group.frame, request.id, ending, request.attempt))
+    """End the request: tell its producer if it lives, count it, record it. Its lease is the caller's to remove.
+
+    The reply of a detached request is kept to be fetched instead.
+    """
+    ending, tries = verdict.ending, tuple(request.tries)
+    outcome = verdict.outcome or ending
+    group.ended.append(Ended(request.id, ending, outcome, request.pool_id, request.gateway, request.attempt, tries))
+    heard = ending not in UNTOLD and not request.submission.detached and alive(group, request.producer, now)
+    group.frame += heard or repeats.keeps(request)
+    frame = Told(group.frame, request.id, outcome if ending == "reply_dropped" else ending, request.attempt, tries)
+    if heard:
+        group.told.setdefault(request.producer, []).append(frame)
+    repeats.ended(group, request, frame)
     pool = group.pools[request.pool_id]
     pool.endings[ending] += 1
     request.state, request.ending, request.due_ms = "ended", ending, None
     request.kept_until_ms = now + group.settings.retention_ms
     if request in pool.entries:  # a tombstone now, which must be told from a damaged entry until its deadline
         request.kept_until_ms += max(0, request.deadline_ms - now)
+    if ending == "dead":
+        _bury(group, request, now)
+
+
+def _bury(group: Group, request: Request, now: int) -> None:
+    """Keep a dead request for inspection, the latest ones of a bounded number; those before them are forgotten."""
+    limits = group.settings
+    if limits.dead_kept == 0:
+        return
+    group.dead[request.id] = now
+    request.kept_until_ms = now + limits.dead_ttl_ms
+    in_order = sorted(group.dead, key=lambda name: (group.dead[name], name))
+    late = sum(died <= now - limits.dead_ttl_ms for died in group.dead.values())
+    for name in in_order[: max(late, len(in_order) - limits.dead_kept)]:
+        del group.dead[name]
+        group.requests.pop(name, None)

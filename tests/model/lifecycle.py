@@ -8,23 +8,25 @@ from math import ceil
 from dispatch.errors import PoolUnknown, StateConflict
 from dispatch.fabric import records as r
 from dispatch.fabric.schema import LIMITS
-from tests.model import flows, line
-from tests.model.endings import Verdict, alive, finish, in_grace
+from tests.model import breaker, chores, flows, line, repeats, retries, timers
+from tests.model.endings import Verdict, finish, in_grace
 from tests.model.records import Group, Pool, Request
 
 DEADLINES_PER_BEAT = 50
 
+Submitted = r.Admitted | r.Exists | r.Replayed | r.Refused
 
-def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) -> r.Admitted | r.Exists | r.Refused:
+
+def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) -> Submitted:
     """Admit a request, or say why not. `stored`: its large body stands under its key already."""
     owner, until = group.alive.get(submission.producer_id, ("", 0))
     if now < until and owner != submission.session:
         raise StateConflict(f"another session owns producer {submission.producer_id}")
     earlier = group.find(submission.request_id, now)
-    if earlier is not None:
-        if earlier.submission.nonce == submission.nonce:
-            return r.Admitted(earlier.deadline_ms, now)
-        return r.Exists(earlier.state)
+    if earlier is not None and earlier.submission.nonce == submission.nonce:
+        return r.Admitted(earlier.deadline_ms, now)
+    if found := repeats.known(group, submission, now):
+        return found
     pool = group.pools.get(submission.pool_id)
     if pool is None:
         raise PoolUnknown(submission.pool_id, known=tuple(group.pools))
@@ -39,7 +41,10 @@ def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) ->
     deadline = now + min(asked, pool.settings.max_timeout_ms)
     group.seq += 1
     request = Request(submission, group.seq, _cost(group, submission), now, deadline, due_ms=deadline)
+    if submission.max_wait_ms is not None:
+        request.due_ms = request.queue_until_ms = min(deadline, now + submission.max_wait_ms)
     group.requests[request.id] = request
+    repeats.claim(group, request)
     group.alive[request.producer] = (submission.session, now + submission.liveness_ms)
     flows.append(pool, request)
     pool.submitted += 1
@@ -65,12 +70,13 @@ def _refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
         ("pool_full", depth, config.max_queue_depth, depth >= config.max_queue_depth),
         ("pool_bytes_full", held, config.max_queue_bytes, held + size > config.max_queue_bytes),
         ("group_full", group.queued, limits.max_queued, group.queued >= limits.max_queued),
+        ("endpoint_open", 0, 0, config.on_open == "reject" and line.endpoint_open(group, pool)),
     )
     return next((r.Refused(reason, value, limit, None) for reason, value, limit, broken in bounds if broken), None)
 
 
 def cancel(group: Group, request_id: str, actor: str, now: int) -> r.Cancellation:
-    """End a waiting request; mark a running one, its gateway does the rest."""
+    """End a request that waits (also for its retry); mark a running one, its gateway does the rest."""
     request = group.find(request_id, now)
     if request is None:
         return r.Cancellation("UNKNOWN")
@@ -79,57 +85,8 @@ def cancel(group: Group, request_id: str, actor: str, now: int) -> r.Cancellatio
     if request.state == "leased":
         request.cancelled_by = actor
         return r.Cancellation("CANCELLING", request.gateway)
-    _end_waiting(group, request, "cancelled", now)
+    end_waiting(group, request, "cancelled", now)
     return r.Cancellation("CANCELLED")
-
-
-def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
-    """End a lease, or give it back, if the gateway still holds it. Returns the word for it."""
-    request = group.requests.get(item.request_id)
-    if request is None or request.state != "leased" or (request.gateway, request.fence) != (gateway, item.fence):
-        return "LEASE_LOST"
-    if group.leases[request.id] < now and not in_grace(group, now):
-        return "LEASE_LOST"
-    if item.verdict == r.Verdict.FAILURE:
-        endpoint = group.endpoint(request.endpoint)
-        endpoint.failures += 1
-        endpoint.last_error = item.error_type
-    ending = str(item.outcome.value)
-    if item.outcome == r.Outcome.RELEASE:
-        if request.cancelled_by:
-            ending = "cancelled"
-        elif now >= request.deadline_ms:
-            ending = "expired"
-        else:
-            request.attempt -= 1
-            _give_back(group, request)
-            return "REQUEUED"
-    heard = alive(group, request.producer, now)
-    dropped = not heard and ending in {"succeeded", "failed"}
-    finish(group, request, Verdict("reply_dropped" if dropped else ending, ending), now)
-    _settle_cost(group, request, item.actual_cost_units)
-    line.free_slot(group, request.id)
-    return "OK" if heard else "PRODUCER_GONE"
-
-
-def _settle_cost(group: Group, request: Request, actual: int | None) -> None:
-    """Let pool and flow pay, or get back, what the request cost more or less than it was charged.
-
-    Debt has no floor and is kept by an empty pool; a refund to an empty pool only pays debt.
-    """
-    if actual is None:
-        return
-    pool, limits = group.pools[request.pool_id], group.settings
-    difference = max(limits.cost_min, min(actual, limits.cost_max)) - request.units
-    if difference == 0:
-        return
-    pool.cost_served += difference
-    pool.deficit -= difference
-    if pool.place == "idle":
-        pool.deficit = min(pool.deficit, 0)
-    flows.settle(pool, request.flow, difference)
-    line.head_changed(group, pool)
-    line.restart_pass(group)
 
 
 def renew(group: Group, beat: r.Heartbeat, now: int) -> r.Renewal:
@@ -158,8 +115,9 @@ def renew(group: Group, beat: r.Heartbeat, now: int) -> r.Renewal:
     for request in [*renewed, *unknown]:
         group.leases[request.id] = now + group.settings.lease_ms
     rows = lease_rows(group, unknown)
+    timers.run(group)
     expire(group, DEADLINES_PER_BEAT, now)
-    return r.Renewal(now, group.generation, tuple(lost), tuple(cancelled), rows)
+    return r.Renewal(now, group.generation, tuple(lost), tuple(cancelled), rows, chores.due_in(group))
 
 
 def reap(group: Group, limit: int, now: int) -> r.Reaped:
@@ -172,27 +130,38 @@ def reap(group: Group, limit: int, now: int) -> r.Reaped:
     for request_id in run_out:
         counts[_reap_lease(group, group.requests[request_id], now)] += 1
     late, more = expire(group, limit, now)
+    timers.run(group)
     return r.Reaped(
         now, counts["lost"], counts["requeued"], counts["expired"] + late, more=len(run_out) == limit or more
     )
 
 
 def _reap_lease(group: Group, request: Request, now: int) -> str:
-    """Deal with a lease that ran out, by its pool's delivery mode. Returns what to count it as."""
-    settings = group.pools[request.pool_id].settings
-    if request.cancelled_by:
-        ending = "cancelled"
-    elif settings.delivery == "at_most_once":
-        ending = "lost"
-    elif now >= request.deadline_ms:
-        ending = "expired"
-    elif request.attempt >= settings.max_attempts:
-        ending = "dead"
-    else:
-        _give_back(group, request)
+    """Deal with a lease that ran out. Returns what to count it as."""
+    ending = after_loss(group, request, now)
+    if not ending:
+        run_again(group, request)
         return "requeued"
     _end_running(group, request, Verdict(ending), now)
     return "lost" if ending == "dead" else ending
+
+
+def after_loss(group: Group, request: Request, now: int) -> str:
+    """Return how a request ends whose run came to no end, by its pool's delivery mode; "" if it is to be run again."""
+    settings = group.pools[request.pool_id].settings
+    if request.cancelled_by:
+        return "cancelled"
+    if settings.delivery == "at_most_once":
+        return "lost"
+    if now >= request.deadline_ms:
+        return "expired"
+    return "dead" if request.attempt >= settings.max_attempts else ""
+
+
+def run_again(group: Group, request: Request) -> None:
+    """Put a request whose run came to no end back to where it stood. The attempt counts."""
+    retries.note_try(group, request, None, "lost")
+    give_back(group, request, breaker.Said())
 
 
 def expire(group: Group, limit: int, now: int) -> tuple[int, bool]:
@@ -205,8 +174,8 @@ def expire(group: Group, limit: int, now: int) -> tuple[int, bool]:
     ended = 0
     for _, request_id in due:
         request = group.requests[request_id]
-        if request.state == "queued":
-            _end_waiting(group, request, "expired", now)
+        if request.state in {"queued", "delayed"}:
+            end_waiting(group, request, "expired", now)
             ended += 1
         elif now >= request.deadline_ms + group.settings.lease_ms:
             _end_running(group, request, Verdict("expired"), now)
@@ -216,23 +185,28 @@ def expire(group: Group, limit: int, now: int) -> tuple[int, bool]:
     return ended, len(due) == limit
 
 
-def _end_waiting(group: Group, request: Request, ending: str, now: int) -> None:
+def end_waiting(group: Group, request: Request, ending: str, now: int) -> None:
     finish(group, request, Verdict(ending), now)
     line.lost_work(group, group.pools[request.pool_id])
 
 
 def _end_running(group: Group, request: Request, verdict: Verdict, now: int) -> None:
     finish(group, request, verdict, now)
-    line.free_slot(group, request.id)
+    line.free_slot(group, request, breaker.Said())
 
 
-def _give_back(group: Group, request: Request) -> None:
+def give_back(group: Group, request: Request, said: breaker.Said) -> None:
     """Put a leased request back where it stood in arrival order."""
     pool = group.pools[request.pool_id]
-    line.free_slot(group, request.id)
-    request.state, request.gateway, request.fence = "queued", "", 0
+    line.free_slot(group, request, said)
+    unclaim(request, "queued")
     flows.give_back(pool, request)
     line.gained_work(group, pool)
+
+
+def unclaim(request: Request, state: str, retry_ms: int = 0) -> None:
+    """Let a request belong to no gateway any more; `retry_ms`: when it waits again."""
+    request.state, request.retry_ms, request.gateway, request.fence, request.probe_until_ms = state, retry_ms, "", 0, 0
 
 
 def lease_rows(group: Group, requests: Iterable[Request]) -> tuple[r.Lease, ...]:
@@ -254,6 +228,7 @@ def lease_rows(group: Group, requests: Iterable[Request]) -> tuple[r.Lease, ...]
             nonce=request.submission.nonce,
             envelope=request.submission.envelope,
             body=request.submission.body,
+            probe_until_ms=request.probe_until_ms,
         )
         for request in requests
     )

@@ -15,8 +15,8 @@ The rules, from DESIGN section 6:
 
 from __future__ import annotations
 
-from tests.model import flows
-from tests.model.records import Endpoint, Group, Pool
+from tests.model import breaker, flows
+from tests.model.records import Endpoint, Group, Pool, Request
 
 
 def rank(group: Group, pool: Pool) -> tuple[int, str]:
@@ -37,9 +37,9 @@ def at_cap(group: Group, pool: Pool) -> bool:
     return limit is not None and group.pool_in_flight(pool.name) >= limit
 
 
-def endpoint_full(group: Group, endpoint: Endpoint) -> bool:
-    limit = endpoint.settings.max_concurrent if endpoint.settings else None
-    return limit is not None and group.endpoint_in_flight(endpoint.name) >= limit
+def endpoint_blocked(group: Group, endpoint: Endpoint) -> str:
+    """Return why nothing may be launched on the endpoint, as a skip reason; "" when something may."""
+    return breaker.block_reason(endpoint, group.endpoint_in_flight(endpoint.name), group.now)
 
 
 def blocked(group: Group, pool: Pool) -> str:
@@ -48,7 +48,12 @@ def blocked(group: Group, pool: Pool) -> str:
         return "paused"
     if at_cap(group, pool):
         return "lane_capacity"
-    return "endpoint_capacity" if endpoint_full(group, group.endpoint(pool.settings.endpoint)) else ""
+    return endpoint_blocked(group, group.endpoint(pool.settings.endpoint))
+
+
+def endpoint_open(group: Group, pool: Pool) -> bool:
+    """Whether the breaker of the pool's endpoint lets nothing through."""
+    return endpoint_blocked(group, group.endpoint(pool.settings.endpoint)) == "endpoint_open"
 
 
 def below_minimum(group: Group, pool: Pool) -> bool:
@@ -110,20 +115,22 @@ def come_back(group: Group, pool: Pool) -> None:
     consider_kept(group, pool)
 
 
+def waiting(group: Group, endpoint: Endpoint) -> list[Pool]:
+    """Return the pools that are parked on the endpoint."""
+    return [pool for pool in group.pools.values() if pool.on_endpoint and pool.settings.endpoint == endpoint.name]
+
+
 def use_room(group: Group, endpoint: Endpoint) -> None:
     """Bring back who may use room on the endpoint: all below their minimum, and one other if nobody has its turn."""
-    if endpoint_full(group, endpoint):
+    if endpoint_blocked(group, endpoint):
         return
-    waiting = sorted(
-        (pool for pool in group.pools.values() if pool.on_endpoint and pool.settings.endpoint == endpoint.name),
-        key=lambda pool: rank(group, pool),
-    )
-    for pool in [pool for pool in waiting if below_minimum(group, pool)]:
-        waiting.remove(pool)
+    parked = sorted(waiting(group, endpoint), key=lambda pool: rank(group, pool))
+    for pool in [pool for pool in parked if below_minimum(group, pool)]:
+        parked.remove(pool)
         come_back(group, pool)
-    if waiting and not endpoint.holder:
-        endpoint.holder = waiting[0].name
-        come_back(group, waiting[0])
+    if parked and not endpoint.holder:
+        endpoint.holder = parked[0].name
+        come_back(group, parked[0])
 
 
 def turn_over(group: Group, pool: Pool) -> None:
@@ -185,7 +192,7 @@ def gained_work(group: Group, pool: Pool) -> None:
         # What was given back may be older than the entry that ranked the pool, and older than the holder's; a better
         # level or another key may make a younger one the head.
         head_changed(group, pool)
-        if pool.on_endpoint and not endpoint_full(group, group.endpoint(pool.settings.endpoint)):
+        if pool.on_endpoint and not endpoint_blocked(group, group.endpoint(pool.settings.endpoint)):
             come_back(group, pool)
 
 
@@ -197,13 +204,16 @@ def lost_work(group: Group, pool: Pool) -> None:
         head_changed(group, pool)
 
 
-def free_slot(group: Group, request_id: str) -> None:
-    """Remove a lease and let those come back who waited for what it held: its pool's cap, its endpoint, a minimum."""
-    request = group.requests[request_id]
+def free_slot(group: Group, request: Request, said: breaker.Said) -> None:
+    """Remove a lease and let those come back who waited for what it held: its pool's cap, its endpoint, a minimum.
+
+    `said`: how it went, for the endpoint's breaker.
+    """
     pool, endpoint = group.pools[request.pool_id], group.endpoint(request.endpoint)
-    held_up = endpoint_full(group, endpoint) or at_cap(group, pool)
-    del group.leases[request_id]
-    if held_up and not (endpoint_full(group, endpoint) or at_cap(group, pool)):
+    held_up = endpoint_blocked(group, endpoint) or at_cap(group, pool)
+    breaker.note(group, endpoint, (request.id, request.fence), said)
+    del group.leases[request.id]
+    if held_up and not (endpoint_blocked(group, endpoint) or at_cap(group, pool)):
         restart_pass(group)
     if pool.parked == "lane_capacity" and not at_cap(group, pool):
         come_back(group, pool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dispatch.contract import Attempt
 from dispatch.fabric.records import Submission
 from tests.model.settings import EndpointSettings, GroupSettings, PoolSettings
 
@@ -41,10 +42,21 @@ class Request:
     body_lost: bool = False
     """Its inline body has vanished (a large one is read by the gateway, which finds out itself)."""
     envelope_lost: bool = False
+    probe_until_ms: int = 0
+    """Until when it is to have ended, as the probe of its endpoint; 0 if it is none."""
+    queue_until_ms: int | None = None
+    """Until when it may wait for its first attempt, if its caller said so."""
+    retry_ms: int = 0
+    """When it waits again, if it is `delayed`."""
+    tries: list[Attempt] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         return self.submission.request_id
+
+    @property
+    def waits_until_ms(self) -> int:
+        return self.deadline_ms if self.queue_until_ms is None else self.queue_until_ms
 
     @property
     def pool_id(self) -> str:
@@ -125,6 +137,28 @@ class Pool:
         return self.parked.startswith("endpoint_")
 
 
+@dataclass(frozen=True)
+class Probe:
+    """Who asks a half-open endpoint whether it works again: a lease or, `request_id` being "", a gateway's watcher."""
+
+    request_id: str
+    token: int
+    """The lease's fence, or what the watcher was given."""
+    gateway: str
+    until_ms: int
+
+
+@dataclass(eq=False)
+class Sample:
+    """What an endpoint's engine said of itself. None is what it did not say."""
+
+    waiting: float | None
+    token_ms: float | None
+    at_ms: int
+    launched: int = 0
+    """Launches since then."""
+
+
 @dataclass(eq=False)
 class Endpoint:
     """An endpoint. One without settings is not configured (any more): it counts and limits nothing."""
@@ -136,6 +170,19 @@ class Endpoint:
     attempts: int = 0
     failures: int = 0
     last_error: str = ""
+    breaker: str = "closed"
+    """`closed`, `open` (until `open_until_ms`, then it is half open) or `half_open` (a probe has begun)."""
+    in_a_row: int = 0
+    open_until_ms: int = 0
+    good: int = 0
+    """Good probes since it opened."""
+    probe: Probe | None = None
+    hold_until_ms: int = 0
+    sample: Sample | None = None
+    sampling: int | None = None
+    """Token of the watcher that is to bring the next sample."""
+    was_blocked: bool = False
+    """After the last call that looked at the clock: time alone may have changed it since."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +193,16 @@ class Told:
     request_id: str
     ending: str
     attempt: int
+    tries: tuple[Attempt, ...] = ()
+
+
+@dataclass
+class Key:
+    """Which request an idempotency key stands for, and until when."""
+
+    request_id: str
+    fingerprint: str
+    until_ms: int
 
 
 @dataclass(frozen=True)
@@ -158,6 +215,16 @@ class Ended:
     pool: str
     gateway: str
     attempt: int
+    tries: tuple[Attempt, ...] = ()
+
+
+@dataclass(frozen=True)
+class Move:
+    """One event: an endpoint's breaker went from `closed`, `open` or `half_open` to another, or it is `held`."""
+
+    endpoint: str
+    before: str
+    after: str
 
 
 @dataclass(frozen=True)
@@ -175,6 +242,8 @@ class Group:
     """A whole fabric group."""
 
     settings: GroupSettings = field(default_factory=GroupSettings)
+    now: int = 0
+    """The server's time in the call that is under way."""
     generation: int = 0
     actor: str = ""
     config_nonce: str = ""
@@ -201,6 +270,20 @@ class Group:
     told: dict[str, list[Told]] = field(default_factory=dict)
     frame: int = 0
     ended: list[Ended] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    """When first attempts were launched, and when retries were allowed, ms."""
+    retries: list[int] = field(default_factory=list)
+    window_ms: int = 0
+    """When the budget's window began."""
+    chores: dict[str, int] = field(default_factory=dict)
+    """What a gateway's watcher is to do, `probe:<endpoint>` and `sample:<endpoint>`, by when it is due, ms."""
+    keys: dict[str, Key] = field(default_factory=dict)
+    """Idempotency keys, by hash."""
+    results: dict[str, Told] = field(default_factory=dict)
+    """Terminal frames that are kept, by request id."""
+    dead: dict[str, int] = field(default_factory=dict)
+    """Requests that are kept for inspection, by when they died, ms."""
     answers: dict[str, Answer] = field(default_factory=dict)
 
     def find(self, request_id: str, now: int) -> Request | None:
@@ -225,6 +308,11 @@ class Group:
     @property
     def queued(self) -> int:
         return sum(len(pool.live) for pool in self.pools.values())
+
+    def delayed(self, pool: str | None = None) -> list[Request]:
+        """Return the requests (of one pool) that wait for their retry to come due."""
+        found = [request for request in self.requests.values() if request.state == "delayed"]
+        return [request for request in found if pool in {None, request.pool_id}]
 
     @property
     def fifo(self) -> bool:

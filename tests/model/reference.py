@@ -7,8 +7,11 @@ is bounded or packed for speed: what can be counted is counted from requests and
     records.py    what is remembered               line.py       who stands where
     settings.py   the config                       scheduler.py  one claim
     changes.py    a config comes into force        lifecycle.py  submit ... reap
-    endings.py    one request ends                 flows.py      keys and priorities in a pool
-    oracle.py     ideal shares (waterfilling)
+    endings.py    one request ends                 settling.py   a lease is settled
+    flows.py      keys and priorities in a pool    retries.py    whether and when another attempt follows
+    breaker.py    what an endpoint lets through    timers.py     what has come due
+    chores.py     what gateways do beside runs     watching.py   what those chores come to
+    repeats.py    idempotency keys, kept replies   oracle.py     ideal shares (waterfilling)
 
 Not modelled: wake tokens (property tests ask `eligible` instead), frames' bytes, snapshots, expiry of gateways'
 registry entries, damage of stored keys except a lost body and a lost envelope.
@@ -20,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch.fabric import records as r
-from tests.model import changes, flows, lifecycle, line, scheduler
+from tests.model import changes, chores, flows, lifecycle, line, scheduler, settling, timers, watching
 from tests.model.endings import outage
 from tests.model.records import Answer, Group, Request
 from tests.model.scheduler import Claimant
@@ -38,9 +41,12 @@ class Reference:
     def __init__(self) -> None:
         self.group = Group()
 
-    def configure(self, document: dict[str, Any], *, expected_generation: int, actor: str, nonce: str) -> r.Configured:
-        """Bring a whole config into force if the generation is the expected one."""
+    def configure(
+        self, document: dict[str, Any], *, expected_generation: int, actor: str, nonce: str, now: int | None = None
+    ) -> r.Configured:
+        """Bring a whole config into force if the generation is the expected one. No `now`: that of the last call."""
         group = self.group
+        group.now = group.now if now is None else now
         if group.generation and group.config_nonce == nonce:
             return r.Configured("APPLIED", group.generation, group.actor)
         if group.generation != expected_generation:
@@ -51,19 +57,22 @@ class Reference:
         if group.generation and settings == group.settings:
             return r.Configured("UNCHANGED", group.generation, group.actor)
         changes.apply(group, settings)
+        timers.looked(group)
         group.generation, group.actor, group.config_nonce = group.generation + 1, actor, nonce
         return r.Configured("APPLIED", group.generation, group.actor)
 
-    def submit(self, submission: r.Submission, now: int, *, stored: bool = False) -> r.Admitted | r.Exists | r.Refused:
+    def submit(self, submission: r.Submission, now: int, *, stored: bool = False) -> lifecycle.Submitted:
         """Queue a request. `stored`: its large body was stored before. Same id and nonce again: answered as at first.
 
         Raises:
             PoolUnknown: the pool is not configured.
         """
+        self.group.now = now
         return lifecycle.submit(self.group, submission, now, stored=stored)
 
     def cancel(self, request_id: str, actor: str, now: int) -> r.Cancellation:
         """End a waiting request, or ask for a running one to be stopped."""
+        self.group.now = now
         return lifecycle.cancel(self.group, request_id, actor, now)
 
     def claim(self, claimant: Claimant, want: int, now: int) -> r.Claim:
@@ -73,6 +82,7 @@ class Reference:
         """
         if earlier := self._recall(claimant, now):
             return self._recalled(earlier, now)
+        self.group.now = now
         claim = self._claim(claimant, want, now)
         if claim.leases:
             self._remember(claimant, (), claim, now)
@@ -82,19 +92,26 @@ class Reference:
         """End leases and launch up to `want` next ones in the same step. A repeated call answers the same words."""
         if earlier := self._recall(claimant, now):
             return r.Settled(earlier.words, self._recalled(earlier, now))
+        self.group.now = now
         before = len(self.group.ended)
-        words = tuple(lifecycle.settle(self.group, claimant.gateway, item, now) for item in items)
+        words = tuple(settling.settle(self.group, claimant.gateway, item, now) for item in items)
         claim = self._claim(claimant, want, now, ended_before=before)
         self._remember(claimant, words, claim, now)
         return r.Settled(words, claim)
 
     def renew(self, beat: r.Heartbeat, now: int) -> r.Renewal:
         """Take a gateway's heartbeat."""
-        return lifecycle.renew(self.group, beat, now)
+        self.group.now = now
+        renewal = lifecycle.renew(self.group, beat, now)
+        timers.looked(self.group)
+        return renewal
 
     def reap(self, limit: int, now: int) -> r.Reaped:
         """Deal with leases that ran out and deadlines that passed, at most `limit` of each."""
-        return lifecycle.reap(self.group, limit, now)
+        self.group.now = now
+        reaped = lifecycle.reap(self.group, limit, now)
+        timers.looked(self.group)
+        return reaped
 
     def acknowledge(self, producer: str, session: str, upto: int, now: int) -> r.Acknowledged:
         """Trim the frames the producer has handed over."""
@@ -106,8 +123,16 @@ class Reference:
         self.group.told[producer] = left
         return r.Acknowledged(owner=True, trimmed=len(frames) - len(left), remaining=len(left))
 
-    def pause(self, name: str, action: str) -> r.PoolState:
+    def report(self, gateway: str, said: r.ChoreReport | None, now: int) -> r.Chore:
+        """Take what a watcher's chore came to, if any, and hand out the next."""
+        self.group.now = now
+        if said is not None:
+            watching.report(self.group, said)
+        return watching.take(self.group, gateway)
+
+    def pause(self, name: str, action: str, now: int | None = None) -> r.PoolState:
         """Pause, resume or drain a pool: nothing launches from a paused one, nothing enters a draining one."""
+        self.group.now = self.group.now if now is None else now
         pool = self.group.pools[name]
         before, pool.state = pool.state, {"pause": "paused", "resume": "active", "drain": "draining"}[action]
         if action == "pause" and pool.place == "line" and before != "paused":
@@ -119,6 +144,7 @@ class Reference:
     def eligible(self, now: int) -> list[str]:
         """Return the pools from which a request could run now, asking no rotation: the work-conservation oracle."""
         group = self.group
+        group.now = now
         if len(group.leases) >= group.settings.total_concurrent_dispatch:
             return []
         return [
@@ -143,7 +169,7 @@ class Reference:
         for request in flows.in_order(self.group.pools[pool]):
             _, until = self.group.alive.get(request.producer, ("", 0))
             heard = now < max(until, self.group.grace_until_ms) or outage(self.group, now)
-            if heard and not scheduler.own_fate(request, now):
+            if (heard or request.submission.detached) and not scheduler.own_fate(request, now):
                 return request
         return None
 
@@ -154,10 +180,17 @@ class Reference:
 
     def _claim(self, claimant: Claimant, want: int, now: int, ended_before: int | None = None) -> r.Claim:
         before = len(self.group.ended) if ended_before is None else ended_before
+        timers.run(self.group)
         made, again = scheduler.claim(self.group, claimant, want, now)
+        timers.looked(self.group)
         rows = lifecycle.lease_rows(self.group, made)
         ended = len(self.group.ended) - before
-        return r.Claim(now, self.group.generation, IDLE_SLEEP_MS, again, ended, rows)
+        return r.Claim(now, self.group.generation, self._sleep_ms(now), again, ended, rows, chores.due_in(self.group))
+
+    def _sleep_ms(self, now: int) -> int:
+        """Return how long a gateway that found nothing may sleep: something may come due before."""
+        due = timers.next_ms(self.group)
+        return IDLE_SLEEP_MS if due is None else min(max(1, due - now), IDLE_SLEEP_MS)
 
     def _remember(self, claimant: Claimant, words: tuple[str, ...], claim: r.Claim, now: int) -> None:
         made = tuple((lease.request_id, lease.fence) for lease in claim.leases)
@@ -175,4 +208,6 @@ class Reference:
             for request_id, fence in answer.made
             if request_id in group.leases and group.requests[request_id].fence == fence
         ]
-        return r.Claim(now, group.generation, 0, again=True, ended=0, leases=lifecycle.lease_rows(group, current))
+        group.now = now
+        rows = lifecycle.lease_rows(group, current)
+        return r.Claim(now, group.generation, 0, again=True, ended=0, leases=rows, chore_ms=chores.due_in(group))

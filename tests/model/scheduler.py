@@ -9,12 +9,13 @@ visits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from dispatch.fabric.schema import LIMITS
-from tests.model import flows, line
-from tests.model.endings import Verdict, alive, finish
+from tests.model import breaker, flows, line, retries
+from tests.model.endings import Verdict, awaited, finish
 from tests.model.records import Group, Pool, Request
 
 
@@ -72,18 +73,21 @@ def units(group: Group, request: Request) -> int:
     return max(group.settings.cost_min, min(request.cost, group.settings.cost_max))
 
 
-def own_fate(request: Request, now: int) -> str:
-    """Return why an entry must not launch, its producer aside: `tombstone`, an ending, or "" when it may."""
+def own_fate(request: Request, now: int, *, launches: bool = True) -> str:
+    """Return why an entry must not launch, its producer aside: `tombstone`, an ending, or "" when it may.
+
+    `launches`: it will be if it is well. Only then is its body looked at.
+    """
     if request.state != "queued":
         return "tombstone"
-    if now >= request.deadline_ms:
+    if now >= request.waits_until_ms:
         return "expired"
-    return "malformed" if request.envelope_lost or request.body_lost else ""
+    return "malformed" if request.envelope_lost or (launches and request.body_lost) else ""
 
 
-def fate(group: Group, request: Request, now: int) -> str:
+def fate(group: Group, request: Request, now: int, *, launches: bool) -> str:
     """Return why an entry must not launch, or "" when it may."""
-    return own_fate(request, now) or ("" if alive(group, request.producer, now) else "producer_gone")
+    return own_fate(request, now, launches=launches) or ("" if awaited(group, request, now) else "producer_gone")
 
 
 def affordable(group: Group, pool: Pool, head: Request) -> bool:
@@ -102,10 +106,13 @@ def _end_head(call: Round, pool: Pool, ending: str) -> None:
         finish(call.group, head, Verdict(ending), call.now)
 
 
-def _live_head(call: Round, pool: Pool) -> Request | None:
-    """Return the pool's first request that may launch; dead ones before it are ended, within the call's bound."""
+def _live_head(call: Round, pool: Pool, launches: Callable[[Request], bool]) -> Request | None:
+    """Return the pool's first request that may launch; dead ones before it are ended, within the call's bound.
+
+    `launches` says of a head whether it will be launched if it is well.
+    """
     while head := flows.head(pool):
-        ending = fate(call.group, head, call.now)
+        ending = fate(call.group, head, call.now, launches=launches(head))
         if not ending:
             return head
         if not call.dead_left:
@@ -124,8 +131,11 @@ def _launch(call: Round, pool: Pool, head: Request) -> int:
     head.state, head.fence, head.attempt = "leased", group.fence, head.attempt + 1
     head.gateway, head.claim_nonce = call.claimant.gateway, call.claimant.nonce
     head.endpoint, head.claimed_ms, head.units = pool.settings.endpoint, call.now, cost
+    head.queue_until_ms, head.due_ms = None, head.deadline_ms if head.queue_until_ms else head.due_ms
     group.leases[head.id] = call.now + group.settings.lease_ms
-    group.endpoint(head.endpoint).attempts += 1
+    if head.attempt == 1:
+        retries.count_first(group)
+    breaker.launched(group, group.endpoint(head.endpoint), head)
     pool.launched += 1
     pool.cost_served += cost
     pool.reason = ""
@@ -150,12 +160,13 @@ def _serve_kept(call: Round, pool: Pool) -> None:
     group = call.group
     stays = False
     if pool.place == "line" and line.below_minimum(group, pool):
-        head = _live_head(call, pool)
+        reason = line.blocked(group, pool)
+        head = _live_head(call, pool, lambda _: not reason)
         if call.spent:
             return
         if head is None:
             line.lost_work(group, pool)
-        elif reason := line.blocked(group, pool):
+        elif reason:
             line.park(group, pool, reason)
         else:
             cost = _launch(call, pool, head)
@@ -171,7 +182,8 @@ def _serve_kept(call: Round, pool: Pool) -> None:
 def _visit(call: Round, pool: Pool) -> None:
     """Visit the front of the line: one launch, or one step towards the next."""
     group = call.group
-    head = _live_head(call, pool)
+    reason = line.blocked(group, pool)
+    head = _live_head(call, pool, lambda entry: not reason and (group.fifo or _will_pay(group, pool, entry)))
     if call.spent:
         return
     if head is None:
@@ -181,7 +193,6 @@ def _visit(call: Round, pool: Pool) -> None:
         pool.arrival = head.seq
         line.turn_over(group, pool)
         return
-    reason = line.blocked(group, pool)
     if not group.fifo and (pool.open or not reason):  # a pool that is blocked gets no quantum
         _touch(group, pool)
         if not affordable(group, pool, head):
@@ -204,6 +215,13 @@ def _touch(group: Group, pool: Pool) -> None:
     if not pool.open:
         pool.open, pool.launches = True, 0
         pool.deficit += pool.settings.quantum
+
+
+def _will_pay(group: Group, pool: Pool, head: Request) -> bool:
+    """Whether the pool can pay this head in the visit that is open, or in the one that will be opened."""
+    touched = replace(pool)
+    _touch(group, touched)
+    return affordable(group, touched, head)
 
 
 def _barren(group: Group, pool: Pool, head: Request) -> None:

@@ -9,6 +9,7 @@ DEFAULT_POOL = "default"
 DEFAULT_TOTAL = 8
 ATTEMPTS = {"at_most_once": 1, "at_least_once": 3}
 """`max_attempts` of a pool that names none, by delivery mode."""
+RETRY_ON = frozenset({"unreachable", "disconnected", "overloaded"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,10 @@ class PoolSettings:
     delivery: str = "at_most_once"
     max_attempts: int = 0
     """0 in a document without it: by delivery mode."""
+    retry_on: frozenset[str] = RETRY_ON
+    retry_base_ms: int = 500
+    retry_cap_ms: int = 30_000
+    on_open: str = "queue"
     priority_ageing_ms: int = 10_000
     max_queue_depth: int = 10_000
     max_queue_bytes: int = 268_435_456
@@ -39,6 +44,7 @@ class PoolSettings:
         return replace(
             settings,
             endpoint=settings.endpoint or default_endpoint,
+            retry_on=frozenset(settings.retry_on),
             max_attempts=settings.max_attempts or ATTEMPTS[settings.delivery],
         )
 
@@ -50,6 +56,18 @@ class EndpointSettings:
     endpoint_id: str
     url: str
     max_concurrent: int | None = None
+    breaker_failures: int = 5
+    open_ms: int = 30_000
+    close_after: int = 3
+    probe_timeout_ms: int = 60_000
+    gate: str = "none"
+    gate_waiting_metric: str = ""
+    gate_token_metric: str = ""
+    gate_target: int = 3
+    gate_token_ms: int = 150
+    gate_poll_ms: int = 1_000
+    gate_stale_ms: int = 5_000
+    gate_fail: str = "open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +85,12 @@ class GroupSettings:
     liveness_ms: int = 30_000
     retention_ms: int = 60_000
     reply_ttl_ms: int = 300_000
+    retry_budget_percent: int = 20
+    retry_budget_min_per_s: int = 3
+    hold_max_ms: int = 60_000
+    idempotency_ttl_ms: int = 86_400_000
+    dead_kept: int = 1_000
+    dead_ttl_ms: int = 604_800_000
     pools: tuple[PoolSettings, ...] = ()
     endpoints: tuple[EndpointSettings, ...] = ()
 
@@ -100,6 +124,8 @@ class GroupSettings:
                 found.append(f"{pool.pool_id}: no endpoint {pool.endpoint}")
             if pool.default_timeout_ms > pool.max_timeout_ms:
                 found.append(f"{pool.pool_id}: default_timeout_ms above max_timeout_ms")
+            if pool.retry_base_ms > pool.retry_cap_ms:
+                found.append(f"{pool.pool_id}: retry_base_ms above retry_cap_ms")
         if sum(pool.min_concurrent for pool in self.pools if pool.enabled) > self.total_concurrent_dispatch:
             found.append("sum of min_concurrent above total_concurrent_dispatch")
         if self.cost_min > self.cost_max:

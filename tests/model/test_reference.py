@@ -32,7 +32,7 @@ class TestSubmit:
     def test_same_id_and_nonce_is_answered_the_same_and_queued_once(self) -> None:
         twin = configured()
         assert submit(twin, "r").deadline_ms == submit(twin, "r", now=NOW + 9).deadline_ms
-        assert submit(twin, "r", nonce="another") == r.Exists("queued")
+        assert submit(twin, "r", nonce="another") == r.Exists("queued", "r")
         assert twin.group.queued == 1
 
     def test_id_may_be_used_again_when_its_request_is_forgotten(self) -> None:
@@ -40,7 +40,7 @@ class TestSubmit:
         submit(twin, "r")
         (lease,) = claim(twin).leases
         settle(twin, lease)
-        assert submit(twin, "r", nonce="another", now=NOW + 9 * SECOND) == r.Exists("ended")
+        assert submit(twin, "r", nonce="another", now=NOW + 9 * SECOND) == r.Exists("ended", "r", ending="succeeded")
         assert isinstance(submit(twin, "r", nonce="another", now=NOW + 10 * SECOND), r.Admitted)
 
     def test_refuses_at_each_bound_and_counts_it(self) -> None:

@@ -1,26 +1,30 @@
 """One history: every operation is done on the server and on the twin, and both must answer and then look the same.
 
-Time stands still for both: leases, liveness and timeouts are an hour, so nothing ends by the clock while a history
-runs. What time would do is done on purpose instead, on both sides alike: the score of a lease or a deadline is set into
-the past (where the functions look for it), a producer's marker is removed (which is how it expires), the newest
-heartbeat is made an hour older (an outage). The twin is told the server's own time, from the answer where it has one.
+A call is sent together with the question for the time, so that the twin can be told the moment of the server's step.
+What time does is done on purpose (`accidents.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from dispatch.errors import DispatchError, PoolUnknown
 from dispatch.fabric import functions as f
 from dispatch.fabric import records as r
 from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.frames import decode_frame
+from dispatch.fabric.redis_shared import outcome
 from dispatch.fabric.sync import BlockingConnection
-from tests.model.records import Request
-from tests.model.reference import Claimant, Reference
+from tests.model import breaker, line, timers
+from tests.model.reference import Claimant
+from tests.property.accidents import LONG_MS, Accidents
 from tests.property.views import ServerEye, differences, twin_view
 from tests.support.groups import unique_group
 
@@ -28,19 +32,17 @@ T = TypeVar("T")
 
 GATEWAYS = ("g0", "g1", "g2")
 PRODUCERS = ("u", "v")
-LONG_MS = 3_600_000
 LARGE_BYTES = 5_000
 """A body of this size does not travel inside the calls."""
 
 
-class History:
+class History(Accidents):
     """A group on the server, its twin, and what their gateways know."""
 
     def __init__(self, connection: BlockingConnection, port: int) -> None:
         self.name = unique_group()
         self.connection = connection
-        self.eye = ServerEye(port, self.name)
-        self.twin = Reference()
+        super().__init__(ServerEye(port, self.name))
         self.document: dict[str, Any] = {}
         self.known: dict[str, dict[str, r.Lease]] = {gateway: {} for gateway in GATEWAYS}
         """Leases each gateway was given, until an answer says that they are settled or lost."""
@@ -49,10 +51,11 @@ class History:
         self.called_again: set[str] = set()
         """Gateways that were told to call again at once and have not yet: work may wait for them, without a token."""
         self._last: Callable[[], None] | None = None
+        self.chores: list[r.Chore] = []
+        """What watchers were given, the last first."""
         self._ids = itertools.count()
-        self._moments = itertools.count()
         self._looks = itertools.count(1)
-        self.now = self._began = self.server_time()
+        self.now = self._began
 
     # -- what callers do --------------------------------------------------------------------------------------------
 
@@ -64,8 +67,8 @@ class History:
         )
 
         def once() -> None:
-            server, _ = self._run(call)
-            twin = self.twin.configure(document, expected_generation=expected, actor="test", nonce=nonce)
+            server, now = self._run(call)
+            twin = self.twin.configure(document, expected_generation=expected, actor="test", nonce=nonce, now=now)
             assert (server.status, server.generation) == (twin.status, twin.generation), (server, twin)
             if server.status == "APPLIED":
                 self.document = document
@@ -80,14 +83,13 @@ class History:
         call = f.submit_together([f.request_submit(submission) for submission in submissions])
 
         def once() -> None:
-            try:
-                answers, now = self._run(call)
-            except DispatchError as error:  # about the whole call
-                answers, now = [error] * len(submissions), self.server_time()
+            answers, now = self._run_or_error(call)
+            answers = answers if isinstance(answers, list) else [answers] * len(submissions)  # about the whole call
             server = [type(answer) if isinstance(answer, DispatchError) else answer for answer in answers]
-            admitted = [answer.server_ms for answer in answers if isinstance(answer, r.Admitted)]
-            now = admitted[0] if admitted else now
+            server = [comparable(answer) for answer in server]
+            lapsed = now >= self.twin.group.alive.get(submissions[0].producer_id, ("", 0))[1]  # before this call
             twin = [self._twin(lambda s=s: self.twin.submit(s, now, stored=stored)) for s in submissions]
+            twin = [replace(answer, lapsed=lapsed) if isinstance(answer, r.Admitted) else answer for answer in twin]
             assert server == twin, (server, twin)
 
         self._do(once)
@@ -111,9 +113,10 @@ class History:
         call = f.lease_claim(gateway, claimant.dispatcher, nonce=claimant.nonce, want=want)
 
         def once() -> None:
-            first, fence = self.twin.first_by_right(self.now), self.twin.group.fence
             server, now = self._run(call)
-            assert server == (twin := self.twin.claim(claimant, want, now)), (server, twin)
+            first = None if timers.overdue(self.twin.group, now) else self.twin.first_by_right(now)
+            fence = self.twin.group.fence
+            self._same_claim(server, self.twin.claim(claimant, want, now))
             self._got(gateway, want, server)
             if first and server.leases and server.leases[0].fence > fence:
                 assert server.leases[0].request_id in first, (server.leases[0], first)
@@ -127,7 +130,9 @@ class History:
 
         def once() -> None:
             server, now = self._run(call)
-            assert server == (twin := self.twin.settle(claimant, want, items, now)), (server, twin)
+            twin = self.twin.settle(claimant, want, items, now)
+            assert server.answers == twin.answers, (server.answers, twin.answers)
+            self._same_claim(server.claim, twin.claim)
             for item in items:
                 self._forget(gateway, item.request_id, item.fence)
             self._got(gateway, want, server.claim)
@@ -138,8 +143,9 @@ class History:
         """Pause, resume or drain a pool."""
 
         def once() -> None:
-            server, _ = self._run_or_error(f.pool_pause(pool, action, actor="test"))
-            twin = self.twin.pause(pool, action) if pool in self.twin.group.pools else PoolUnknown
+            server, now = self._run_or_error(f.pool_pause(pool, action, actor="test"))
+            twin = self.twin.pause(pool, action, now) if pool in self.twin.group.pools else PoolUnknown
+            server = type(server) if isinstance(server, DispatchError) else server
             assert server == twin, (server, twin)
 
         self._do(once)
@@ -173,6 +179,20 @@ class History:
 
         self._do(once)
 
+    def report(self, gateway: str, said: r.ChoreReport | None = None) -> r.Chore:
+        """Tell what a watcher's chore came to, if any, and take the next."""
+        taken: list[r.Chore] = []
+
+        def once() -> None:
+            server, now = self._run(f.endpoint_report(gateway, said))
+            assert server == (twin := self.twin.report(gateway, said, now)), (server, twin)
+            taken.append(server)
+            if server.kind != "NONE":
+                self.chores.insert(0, server)
+
+        self._do(once)
+        return taken[0]
+
     def acknowledge(self, producer: str, session: str, back: int) -> None:
         """Acknowledge all frames but the last `back`."""
         frames = self.twin.group.told.get(producer, [])
@@ -189,59 +209,13 @@ class History:
         if self._last is not None:
             self._last()
 
-    # -- what time and accidents do ---------------------------------------------------------------------------------
-
-    def lease_runs_out(self, request_id: str) -> None:
-        """Let a lease's time be over."""
-        past = self._past()
-        self.eye.client.zadd(self.eye.key("leases"), {request_id: past}, xx=True)
-        self.twin.group.leases[request_id] = past
-
-    def deadline_passes(self, request: Request, *, long_ago: bool) -> None:
-        """Let a request's deadline be over; `long_ago`: by more than a lease time."""
-        past = self._past() - (2 * LONG_MS if long_ago else 0)
-        self.eye.change(self.eye.key("request", id=request.id), {"deadline_ms": past})
-        self.eye.client.zadd(self.eye.key("deadlines"), {request.id: past}, xx=True)
-        request.deadline_ms = request.due_ms = past
-
-    def producer_dies(self, producer: str) -> None:
-        """Let a producer's marker expire."""
-        self.eye.client.delete(self.eye.key("alive", producer=producer))
-        session, _ = self.twin.group.alive.get(producer, ("", 0))
-        self.twin.group.alive[producer] = (session, 0)
-
-    def producer_lives(self, producer: str) -> None:
-        """Let a producer's heartbeat write its marker."""
-        self.eye.client.set(self.eye.key("alive", producer=producer), "session", px=LONG_MS)
-        self.twin.group.alive[producer] = ("session", self.server_time() + LONG_MS)
-
-    def body_vanishes(self, request: Request) -> None:
-        """Let an inline body be gone."""
-        self.eye.client.hdel(self.eye.key("request", id=request.id), "body")
-        request.body_lost = True
-
-    def envelope_vanishes(self, request: Request) -> None:
-        """Let a stored request be damaged."""
-        self.eye.client.hdel(self.eye.key("request", id=request.id), "envelope")
-        request.envelope_lost = True
-
-    def outage(self, *, begins: bool) -> None:
-        """Let all heartbeats be an hour old, or the grace after an outage be over."""
-        group, past = self.twin.group, self.server_time() - LONG_MS
-        if begins:
-            if group.last_beat_ms == 0:
-                return
-            group.last_beat_ms, group.grace_until_ms = past, 0
-        else:
-            group.grace_until_ms = 0
-        times = {"last_beat": group.last_beat_ms, "grace_until": group.grace_until_ms}
-        self.eye.change(self.eye.key("group"), times)
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def wind_down(self) -> None:
         """Cancel what waits, settle what runs, and see that nothing of any request is left without an expiry."""
         self.outage(begins=False)
         for request in list(self.twin.group.requests.values()):
-            if request.state == "queued":
+            if request.state in {"queued", "delayed"}:
                 self.cancel(request.id)
         for request in self.twin.group.leased():
             item = r.Settlement(request_id=request.id, fence=request.fence, outcome=r.Outcome.SUCCEEDED)
@@ -250,7 +224,7 @@ class History:
             self.twin.group.leases[request.id] = until
             self.settle(request.gateway, [item], 0)
         assert not self.twin.group.leases
-        assert self.twin.group.queued == 0
+        assert self.twin.group.queued == len(self.twin.group.delayed()) == 0
         immortal = self.eye.immortal_keys()
         assert not immortal, immortal
 
@@ -263,9 +237,26 @@ class History:
         assert not found, "server and twin differ:\n" + "\n".join(found)
         if next(self._looks) % 8 == 0:
             self.audit()
-        if self.twin.group.sleepers and self.eye.tokens == 0 and not self.called_again:
+        self._nobody_waits_for_ever()
+        overdue = timers.overdue(self.twin.group, self.now)  # then the sleep hint covers it
+        if self.twin.group.sleepers and self.eye.tokens == 0 and not self.called_again and not overdue:
             eligible = self.twin.eligible(self.now)
             assert not eligible, f"{sorted(self.twin.group.sleepers)} sleep, no token, though {eligible} could launch"
+
+    def _nobody_waits_for_ever(self) -> None:
+        """Fail unless each pool that only time frees has a timer, and each half-open endpoint will be asked again."""
+        group, now = self.twin.group, self.now
+        for name, endpoint in group.endpoints.items():
+            freed = breaker.frees_itself(endpoint, group.endpoint_in_flight(name), now)
+            if freed is not None and line.waiting(group, endpoint):
+                assert self.eye.timers.get(f"endpoint:{name}", freed + 1) <= freed, (
+                    now,
+                    freed,
+                    endpoint,
+                    self.eye.timers,
+                )
+            if endpoint.breaker != "closed" and endpoint.settings:
+                assert f"probe:{name}" in group.chores, name
 
     def audit(self) -> None:
         """Fail unless the server's own audit is clean."""
@@ -285,11 +276,6 @@ class History:
     def new_id(self) -> str:
         return f"r{next(self._ids)}"
 
-    def server_time(self) -> int:
-        """Return the server's time, ms."""
-        seconds, micros = self.eye.client.time()
-        return int(seconds) * 1_000 + int(micros) // 1_000
-
     def close(self) -> None:
         """Remove what the group has stored."""
         found = list(self.eye.client.scan_iter(match="{" + self.name + "}*", count=10_000))
@@ -302,24 +288,19 @@ class History:
         once()
 
     def _run(self, call: FunctionCall[T]) -> tuple[T, int]:
-        """Run a call. Returns its answer and the server's time then."""
-        before = self.server_time()
-        answer = self.connection.run(self.name, call)
-        if isinstance(answer, r.Settled):
-            self.now = answer.claim.server_ms
-        else:
-            self.now = getattr(answer, "server_ms", before)
-        return answer, self.now
+        """Run a call. Returns its answer and the time of the server's step."""
+        answer, now = self._run_or_error(call)
+        if isinstance(answer, DispatchError):
+            raise answer
+        return answer, now
 
-    def _run_or_error(self, call: FunctionCall[T]) -> tuple[T | type[DispatchError], int]:
-        try:
-            return self._run(call)
-        except DispatchError as error:
-            return type(error), self.server_time()
-
-    def _past(self) -> int:
-        """Return a time that is over, each later than the last: the order of reaping must not hang on the clock."""
-        return self._began - LONG_MS // 2 + 1_000 * next(self._moments)
+    def _run_or_error(self, call: FunctionCall[T]) -> tuple[T | DispatchError, int]:
+        pipe = self.eye.client.pipeline(transaction=True)  # in a transaction the clock stands still
+        pipe.time()
+        pipe.execute_command(*call.command(self.name))
+        (seconds, micros), answer = pipe.execute(raise_on_error=False)
+        self.now = int(seconds) * 1_000 + int(micros) // 1_000
+        return outcome(call, answer, self.connection.address), self.now
 
     @staticmethod
     def _twin(operation: Callable[[], T]) -> T | type[DispatchError]:
@@ -331,6 +312,12 @@ class History:
     @staticmethod
     def _claimant(gateway: str) -> Claimant:
         return Claimant(gateway, f"{gateway}/group", uuid.uuid4().hex)
+
+    @staticmethod
+    def _same_claim(server: r.Claim, twin: r.Claim) -> None:
+        """Fail unless both brought the same. A gateway may be told to look again earlier than the twin knows to."""
+        assert 1 <= server.sleep_ms <= twin.sleep_ms or server.sleep_ms == twin.sleep_ms == 0, (server, twin)
+        assert replace(server, sleep_ms=0) == replace(twin, sleep_ms=0), (server, twin)
 
     def _got(self, gateway: str, want: int, claim: r.Claim) -> None:
         self.called_again = self.called_again - {gateway} | ({gateway} if claim.again else set())
@@ -345,7 +332,18 @@ class History:
             self.stale.append(lease)
 
 
+def comparable(answer: Any) -> Any:
+    """Return the answer to a submit without what the twin does not know: a frame, how fast a pool drains."""
+    if isinstance(answer, r.Replayed):
+        assert decode_frame(answer.frame).reply.request_id == answer.request_id
+        return dataclasses.replace(answer, frame=b"")
+    if isinstance(answer, r.Refused):
+        assert answer.retry_after_ms is None or 1_000 <= answer.retry_after_ms <= 30_000
+        return dataclasses.replace(answer, retry_after_ms=None)
+    return answer
+
+
 def _sorted(renewal: r.Renewal) -> r.Renewal:
     """Return the renewal with its unknown leases, which come from a set, in order."""
     unknown = tuple(sorted(renewal.unknown, key=lambda lease: lease.request_id))
-    return r.Renewal(renewal.server_ms, renewal.generation, renewal.lost, renewal.cancelled, unknown)
+    return dataclasses.replace(renewal, unknown=unknown)

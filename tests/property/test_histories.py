@@ -26,86 +26,30 @@ from msgspec.structs import replace
 from dispatch.fabric import records as r
 from dispatch.fabric.sync import BlockingConnection
 from tests.model.bench import submission
+from tests.property.draws import (
+    CROWD,
+    POOLS,
+    any_pool,
+    changed,
+    changes,
+    costs,
+    endpoint_fields,
+    failures,
+    group_fields,
+    keys,
+    levels,
+    other_submits,
+    outcomes,
+    picks,
+    plain_endpoint,
+    plain_pool,
+    pool_fields,
+    samples,
+    small,
+)
 from tests.property.history import GATEWAYS, LARGE_BYTES, LONG_MS, PRODUCERS, History
+from tests.property.met import ALWAYS, COMMON, RARE, situations
 from tests.support.valkey import ValkeyProcess
-
-POOLS = ("a", "b", "c", "d")
-CROWD = tuple(f"p{number}" for number in range(9))
-"""More pools, in some histories: with them a pass of barren visits is longer than one call."""
-URL = "http://127.0.0.1:9/v1"
-
-pool_fields = {
-    "quantum": st.sampled_from((1, 2, 4, 8, 50)),
-    "min_concurrent": st.sampled_from((0, 0, 1, 2)),
-    "max_concurrent": st.sampled_from((None, None, 1, 2, 3)),
-    "max_burst_per_visit": st.sampled_from((None, None, 1, 2)),
-    "endpoint": st.sampled_from(("e", "f")),
-    "delivery": st.sampled_from(("at_most_once", "at_least_once")),
-    "max_attempts": st.sampled_from((None, 1, 2)),
-    "max_queue_depth": st.sampled_from((10_000, 10_000, 10_000, 3)),
-    "max_queue_bytes": st.sampled_from((1_000_000, 1_000_000, 10_000)),
-    "enabled": st.sampled_from((True, True, True, False)),
-    "display_name": st.sampled_from(("", "x")),
-    "priority_ageing_ms": st.sampled_from((0, LONG_MS)),
-}
-endpoint_caps = st.sampled_from((None, 1, 2))
-group_fields = {
-    "policy": st.sampled_from(("drr", "fifo")),
-    "total_concurrent_dispatch": st.integers(1, 6),
-    "cost_max": st.sampled_from((4, 16)),
-    "cost_min": st.sampled_from((1, 2)),
-    "max_queued": st.sampled_from((100_000, 100_000, 12)),
-}
-keys = st.sampled_from(("", "k", "l", "m"))
-levels = st.sampled_from((None, None, 0, 2, 3))
-any_pool = st.sampled_from((*POOLS, *POOLS, "default"))
-costs = st.one_of(st.just(1), st.integers(0, 20))
-small = st.integers(0, 40)
-"""Picks one of what is there."""
-picks = st.lists(small, max_size=4)
-outcomes = st.sampled_from(list(r.Outcome))
-
-
-@st.composite
-def changes(draw: st.DrawFn) -> tuple[str, str, Any]:
-    """One change of a config: of the group, of an endpoint's cap, of a pool's field, or a pool that comes or goes."""
-    kind = draw(st.sampled_from(("pool", "pool", "pool", "group", "endpoint", "drop")))
-    if kind == "group":
-        name = draw(st.sampled_from(sorted(group_fields)))
-        return kind, name, draw(group_fields[name])
-    if kind == "endpoint":
-        return kind, draw(st.sampled_from(("e", "f"))), draw(endpoint_caps)
-    pool = draw(st.sampled_from(POOLS))
-    if kind == "drop":
-        return kind, pool, None
-    name = draw(st.sampled_from(sorted(pool_fields)))
-    return kind, pool, {name: draw(pool_fields[name])}
-
-
-def changed(document: dict[str, Any], change: tuple[str, str, Any]) -> dict[str, Any]:
-    """Return the document with a change of `changes` made. A pool that is not there comes back, as a plain one."""
-    kind, name, value = change
-    pools, endpoints = document["pools"], document["endpoints"]
-    if kind == "group":
-        return {**document, name: value}
-    if kind == "endpoint":
-        capped = [e | {"max_concurrent": value} if e["endpoint_id"] == name else e for e in endpoints]
-        return {**document, "endpoints": capped}
-    others = [pool for pool in pools if pool["pool_id"] != name]
-    if kind == "drop":
-        return {**document, "pools": others}
-    pool = next((pool for pool in pools if pool["pool_id"] == name), plain_pool(name))
-    return {**document, "pools": [*others, pool | value]}
-
-
-def plain_pool(name: str) -> dict[str, Any]:
-    return {
-        "pool_id": name,
-        "endpoint": "e",
-        "default_timeout_ms": LONG_MS,
-        "max_timeout_ms": 2 * LONG_MS,
-        "priority_ageing_ms": LONG_MS,
-    }
 
 
 class HistoryMachine(RuleBasedStateMachine):
@@ -119,7 +63,7 @@ class HistoryMachine(RuleBasedStateMachine):
     @initialize(
         policy=group_fields["policy"],
         total=group_fields["total_concurrent_dispatch"],
-        caps=st.tuples(endpoint_caps, endpoint_caps),
+        endpoints=st.tuples(*[st.fixed_dictionaries({}, optional=endpoint_fields)] * 2),
         fields=st.tuples(*[st.fixed_dictionaries({}, optional=pool_fields)] * len(POOLS)),
         crowd=st.booleans(),
     )
@@ -127,7 +71,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self,
         policy: str,
         total: int,
-        caps: tuple[int | None, int | None],
+        endpoints: tuple[dict[str, Any], ...],
         fields: tuple[dict[str, Any], ...],
         *,
         crowd: bool,
@@ -139,9 +83,8 @@ class HistoryMachine(RuleBasedStateMachine):
             "liveness_ms": LONG_MS,
             "retention_ms": LONG_MS,
             "pools": [plain_pool(name) for name in (POOLS + CROWD if crowd else POOLS)],
-            "endpoints": [
-                {"endpoint_id": name, "url": URL, "max_concurrent": cap} for name, cap in zip("ef", caps, strict=True)
-            ],
+            "hold_max_ms": LONG_MS,
+            "endpoints": [plain_endpoint(name, drawn) for name, drawn in zip("ef", endpoints, strict=True)],
         }
         self.history.configure(document)
         for name, drawn in zip(POOLS, fields, strict=True):  # one by one: what does not fit is refused alone
@@ -156,9 +99,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.history.submit(*[self.submission(pool, producer, cost) for pool in self.history.twin.group.pools])
 
     @rule(
-        kind=st.sampled_from(
-            ("content", "large", "large and stored", "same id", "same id and nonce", "unknown pool", "another session")
-        ),
+        kind=other_submits,
         pool=st.sampled_from(POOLS),
         images=st.integers(0, 3),
         pages=st.integers(0, 40),
@@ -177,6 +118,15 @@ class HistoryMachine(RuleBasedStateMachine):
                 timeout_ms=timeout,
                 message_count=None,
             )
+        elif kind.startswith("key"):
+            idempotency = f"h{at % 3}"
+            submission = replace(
+                submission, idempotency=idempotency, fingerprint=f"f{images % 2}", detached=kind == "key, detached"
+            )
+        elif kind == "short wait":
+            submission = replace(submission, max_wait_ms=LONG_MS // 2)
+        elif kind == "detached":
+            submission = replace(submission, detached=True)
         elif kind == "another session":
             submission = replace(submission, session="another")
         elif kind.startswith("large"):
@@ -219,16 +169,24 @@ class HistoryMachine(RuleBasedStateMachine):
         gateway=st.sampled_from(GATEWAYS),
         picks=st.lists(st.tuples(small, outcomes), min_size=1, max_size=6),
         want=st.sampled_from((0, 1, 2, 5)),
-        verdict=st.sampled_from(list(r.Verdict)),
+        went=failures,
         actual=st.one_of(st.none(), st.integers(0, 20)),
     )
     def settle(
-        self, gateway: str, picks: list[tuple[int, r.Outcome]], want: int, verdict: r.Verdict, actual: int | None
+        self, gateway: str, picks: list[tuple[int, r.Outcome]], want: int, went: dict[str, Any], actual: int | None
     ) -> None:
         held = list(self.history.known[gateway].values())
-        items = [self.item(self.pick(held, at), outcome, verdict) for at, outcome in picks if held]
+        items = [self.item(self.pick(held, at), outcome, **went) for at, outcome in picks if held]
         items = [replace(item, actual_cost_units=actual) for item in items]
         self.history.settle(gateway, items, want)
+
+    @rule(want=st.sampled_from((0, 2)), each=st.lists(failures, min_size=1, max_size=4))
+    def fail(self, want: int, each: list[dict[str, Any]]) -> None:
+        """Let the leases that began first fail, each in its way."""
+        for gateway in GATEWAYS:
+            held = list(self.history.known[gateway].values())
+            items = [self.item(lease, r.Outcome.FAILED, **went) for lease, went in zip(held, each, strict=False)]
+            self.history.settle(gateway, items, want)
 
     @rule(
         outcome=st.sampled_from((r.Outcome.SUCCEEDED, r.Outcome.SUCCEEDED, r.Outcome.RELEASE)), want=st.integers(0, 6)
@@ -259,6 +217,51 @@ class HistoryMachine(RuleBasedStateMachine):
             self.history.reap(limit)
 
     @rule(
+        retries=picks,
+        endpoint=st.sampled_from("ef"),
+        passed=st.lists(st.sampled_from(("open", "hold", "probe", "sample")), max_size=2),
+        windows=st.sampled_from((0, 0, 1, 3)),
+    )
+    def more_time_passes(self, retries: list[int], endpoint: str, passed: list[str], windows: int) -> None:
+        """Let retries come due, what blocks an endpoint be over, windows of the retry budget go by."""
+        for at in retries if self.requests("delayed") else ():
+            self.history.retry_comes_due(self.pick(self.requests("delayed"), at))
+        for what in passed:
+            self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), what)
+        if windows:
+            self.history.budget_window_passes(windows)
+
+    @rule(endpoint=st.sampled_from("ef"))
+    def endpoint_recovers(self, endpoint: str) -> None:
+        """Let an open breaker's time be over and its endpoint work again, as far as there is work."""
+        self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), "hold")
+        for _ in range(3):
+            self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), "open")
+            self.history.claim(GATEWAYS[0], 1)
+            self.settle_everything(r.Outcome.SUCCEEDED, 0)
+
+    @rule(
+        gateway=st.sampled_from(GATEWAYS),
+        due=st.booleans(),
+        which=st.sampled_from((0, 0, 1, 3)),
+        said=failures,
+        sample=samples,
+    )
+    def report(self, gateway: str, which: int, said: dict[str, Any], sample: dict[str, Any], *, due: bool) -> None:
+        """Tell what a chore came to (an old one, too), and take the next."""
+        if due:
+            self.history.chores_come_due()
+        given = self.history.chores[which : which + 1]
+        reports = [
+            r.ChoreReport(
+                kind=chore.kind.lower(), endpoint_id=chore.endpoint_id, token=chore.token, verdict=said["verdict"],
+                hold_ms=said["hold_ms"], error_type=said["error_type"], **sample,
+            )
+            for chore in given
+        ]  # fmt: skip
+        self.history.report(gateway, reports[0] if reports else None)
+
+    @rule(
         kind=st.sampled_from(("dies", "lives", "lives", "outage", "outage over", "body", "envelope")),
         producer=st.sampled_from(PRODUCERS),
         at=small,
@@ -279,7 +282,7 @@ class HistoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests())
     @rule(at=small, waiting=st.booleans())
     def cancel(self, at: int, *, waiting: bool) -> None:
-        found = self.requests("queued") if waiting else self.requests()
+        found = self.requests("queued", "delayed") if waiting else self.requests()
         self.history.cancel(self.pick(found, at).id if found else "nobody")
 
     @rule(producer=st.sampled_from(PRODUCERS), owner=st.booleans(), back=st.integers(0, 2))
@@ -307,23 +310,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     def note_what_was_met(self) -> None:
         """Count the situations that histories met: agreement about what never happened shows nothing."""
-        group = self.history.twin.group
-        met = {
-            "virtual rounds": group.round,
-            "a pass over several calls": group.pass_limit is not None,
-            "kept pools": group.kept,
-            "a holder": any(endpoint.holder for endpoint in group.endpoints.values()),
-            "several pools wait for an endpoint": sum(pool.on_endpoint for pool in group.pools.values()) > 1,
-            "a capped pool": any(pool.parked == "lane_capacity" for pool in group.pools.values()),
-            "debt": any(pool.deficit < 0 for pool in group.pools.values()),
-            "keys": any(len(pool.tags) > 1 for pool in group.pools.values()),
-            "tags of idle keys": any(pool.idle_tags for pool in group.pools.values()),
-            "a paused pool": any(pool.parked == "paused" for pool in group.pools.values()),
-            "tombstones": any(pool.tombstones for pool in group.pools.values()),
-            "grace": group.grace_until_ms > self.history.now,
-            "a second attempt": any(request.attempt > 1 for request in group.requests.values()),
-            **{f"ending {ended.ending}": True for ended in group.ended},
-        }
+        met = situations(self.history.twin.group, self.history.now)
         self.met.update(name for name, seen in met.items() if seen)
 
     def teardown(self) -> None:
@@ -338,10 +325,9 @@ class HistoryMachine(RuleBasedStateMachine):
         return found[at % len(found)]
 
     @staticmethod
-    def item(lease: r.Lease, outcome: r.Outcome, verdict: r.Verdict = r.Verdict.GOOD) -> r.Settlement:
-        return r.Settlement(
-            request_id=lease.request_id, fence=lease.fence, outcome=outcome, verdict=verdict, error_type="test"
-        )
+    def item(lease: r.Lease, outcome: r.Outcome, **went: Any) -> r.Settlement:
+        said = {"verdict": r.Verdict.GOOD, "error_type": "test"} | went
+        return r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, **said)
 
     def submission(self, pool: str, producer: str, cost: int) -> r.Submission:
         return submission(self.history.new_id(), pool, cost, producer)
@@ -363,17 +349,6 @@ def run(valkey: ValkeyProcess, *, examples: int, steps: int) -> Counter[str]:
             ),
         )
     return met
-
-
-ALWAYS = {"ending succeeded", "ending cancelled", "ending expired", "keys", "tombstones"}
-"""Met by any two hundred histories. Which of the others a short run meets is chance; a long one meets all."""
-
-COMMON = {
-    "a capped pool", "a holder", "a paused pool", "a second attempt", "debt", "grace", "kept pools", "keys",
-    "several pools wait for an endpoint", "tags of idle keys", "tombstones", "virtual rounds", "ending succeeded",
-    "ending cancelled", "ending expired", "ending failed", "ending lost", "ending malformed", "ending producer_gone",
-}  # fmt: skip
-RARE = {"a pass over several calls", "ending dead", "ending reply_dropped"}
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -10,11 +11,12 @@ from typing import Any
 import msgspec
 import redis
 
+from dispatch.contract import Attempt
 from dispatch.fabric.frames import decode_frame
 from dispatch.fabric.schema import key
-from tests.model import line
+from tests.model import line, retries
 from tests.model.flows import SHARED
-from tests.model.records import USUAL_LEVEL, Endpoint, Group, Pool
+from tests.model.records import USUAL_LEVEL, Endpoint, Group, Pool, Request, Told
 
 View = dict[str, Any]
 
@@ -22,10 +24,12 @@ SAME_MOMENT_MS = 60_000
 """Times that begin in a call whose answer does not carry the server's time are compared within this."""
 
 _LASTING = re.compile(
-    r"hash:llm:group|zset:llm:flows:[^:]+:idle|hash:llm:(pool|endpoint):[^:]+|list:llm:(kept|wake)|stream:llm:[a-z]+|set:llm:gateways"
+    r"hash:llm:group|zset:llm:flows:[^:]+:idle|hash:llm:(pool|endpoint):[^:]+|list:llm:(kept|wake)|stream:llm:[a-z]+"
+    r"|set:llm:gateways|zset:llm:(timers|chores)"
 )
 _POOL_FIELDS = ("deficit", "open", "launches", "place", "submitted", "launched", "cost_served")
-_RECORD_FIELDS = ("depth", "bytes", "tombstones", "in_flight", *_POOL_FIELDS)
+_RECORD_FIELDS = ("depth", "bytes", "tombstones", "in_flight", "delayed", *_POOL_FIELDS)
+_BUDGET = ("start", "first", "first_before", "retries", "retries_before")
 
 
 class ServerEye:
@@ -38,9 +42,14 @@ class ServerEye:
     def key(self, name: str, **parts: str) -> str:
         return key(self._group, name, **parts)
 
+    def record(self, key_: str) -> View:
+        """Read the packed record of a hash."""
+        found: View = msgspec.msgpack.decode(self.client.hget(key_, "record"))
+        return found
+
     def change(self, key_: str, fields: View) -> None:
         """Overwrite fields of the packed record of a hash."""
-        record = msgspec.msgpack.decode(self.client.hget(key_, "record")) | fields
+        record = self.record(key_) | fields
         tables = {name: {} for name, value in record.items() if value == []}  # an empty Lua table comes as a list
         self.client.hset(key_, "record", msgspec.msgpack.encode(record | tables))
 
@@ -64,10 +73,11 @@ class ServerEye:
         requests, producers = list(twin.requests), list(twin.alive)
         pipe = self.client.pipeline(transaction=True)
         pipe.hmget(self.key("group"), "record", "config", "generation")
-        for name in ("rotation", "heads", "leases", "deadlines"):
+        for name in ("rotation", "heads", "leases", "deadlines", "timers", "chores", "dead"):
             pipe.zrange(self.key(name), 0, -1, withscores=True)
         pipe.lrange(self.key("kept"), 0, -1)
         pipe.xrange(self.key("endings"))
+        pipe.xrange(self.key("events"))
         pipe.llen(self.key("wake"))
         for pool in pools:
             pipe.hget(self.key("pool", pool=pool), "record")
@@ -83,12 +93,15 @@ class ServerEye:
             pipe.smembers(self.key("holding", gateway=gateway))
         for request in requests:
             pipe.hmget(self.key("request", id=request), "state", "record", "ending")
+        kept = sorted({*requests, *twin.results})
+        for request in kept:
+            pipe.get(self.key("result", id=request))
         for producer in producers:
             pipe.lrange(self.key("replies", producer=producer), 0, -1)
         answers = iter(pipe.execute())
         record, config, generation = next(answers)
         fifo = msgspec.msgpack.decode(config)["policy"] == "fifo"
-        rotation, heads, leases, deadlines = (_scores(next(answers)) for _ in range(4))
+        rotation, heads, leases, deadlines, self.timers, chores, dead = (_scores(next(answers)) for _ in range(7))
         group = msgspec.msgpack.decode(record)
         view: View = {
             "group": _group_view(group, int(generation)),
@@ -96,8 +109,12 @@ class ServerEye:
             "other line": rotation if fifo else heads,
             "leases": leases,
             "deadlines": deadlines,
+            "retries": {name: due for name, due in self.timers.items() if name.startswith("retry:")},
+            "chores": chores,
+            "dead": dead,
             "kept": [name.decode() for name in next(answers)],
             "ended": [_ending(fields) for _, fields in next(answers)],
+            "moves": [move for _, fields in next(answers) if (move := _move(fields))],
         }
         self.tokens = next(answers)
         view["pools"] = {}
@@ -119,8 +136,11 @@ class ServerEye:
         view["endpoints"] = {name: _endpoint_record(next(answers), next(answers)) for name in endpoints}
         view["holding"] = {name: {member.decode() for member in next(answers)} for name in gateways}
         view["requests"] = {name: _request_view(next(answers)) for name in requests}
+        results = {name: next(answers) for name in kept}
+        view["results"] = {name: _told(frame) for name, frame in results.items() if frame}
         view["told"] = {name: [_told(frame) for frame in next(answers)] for name in producers}
         _check_counts(view, group)
+        assert not self.timers or group["next_timer"] <= min(self.timers.values())
         return view
 
 
@@ -136,6 +156,8 @@ def _group_view(record: View, generation: int) -> View:
         "sleepers": set(record["sleepers"]),
         "last_beat_ms": record["last_beat"],
         "grace_until_ms": record["grace_until"],
+        "delayed": record["delayed"],
+        "budget": [record[f"budget_{name}"] for name in _BUDGET],
     }
 
 
@@ -167,7 +189,19 @@ def _endpoint_record(packed: bytes | None, waiting: list[bytes]) -> View:
         "holder": record.get("holder") or "",
         "last_error": record.get("last_error") or "",
         "waiting": [name.decode() for name in waiting],
+        "breaker": record.get("breaker") or "closed",
+        "in_a_row": record.get("in_a_row") or 0,
+        "open_until": record.get("open_until") or 0,
+        "good": record.get("good") or 0,
+        "probe": _cells(record.get("probe"), "id", "fence", "gateway", "until_ms"),
+        "hold_until": record.get("hold_until") or 0,
+        "sample": _cells(record.get("gate"), "waiting", "token_ms", "at", "launched"),
+        "sampling": record.get("sampling"),
     }
+
+
+def _cells(found: View | None, *names: str) -> tuple[Any, ...] | None:
+    return tuple(found.get(name) for name in names) if found else None
 
 
 def _request_view(found: list[bytes | None]) -> View | None:
@@ -176,17 +210,25 @@ def _request_view(found: list[bytes | None]) -> View | None:
     state, ending = found[0].decode(), (found[2] or b"").decode()
     record = msgspec.msgpack.decode(found[1] or b"")
     view = {"state": state, "ending": ending, "attempt": record["attempt"], "pool": record["pool"]}
-    return view | ({name: record[name] for name in ("fence", "gateway", "endpoint")} if state == "leased" else {})
+    if state == "leased":
+        view |= {name: record[name] for name in ("fence", "gateway", "endpoint")}
+        view["probe_until"] = record.get("probe_until") or 0
+    return view | ({"retry_ms": record["due_ms"]} if state == "delayed" else {})
 
 
 def _ending(fields: dict[bytes, bytes]) -> View:
-    names = ("request_id", "ending", "outcome", "pool", "gateway", "attempt")
+    names = ("request_id", "ending", "outcome", "pool", "gateway", "attempt", "tries")
     return {name: fields[name.encode()].decode() for name in names}
 
 
-def _told(raw: bytes) -> tuple[int, str, str, int]:
+def _move(fields: dict[bytes, bytes]) -> tuple[str, ...] | None:
+    names = (b"endpoint", b"from", b"to")
+    return tuple(fields[name].decode() for name in names) if fields[b"kind"] == b"breaker" else None
+
+
+def _told(raw: bytes) -> tuple[Any, ...]:
     frame = decode_frame(raw)
-    return frame.sequence, frame.reply.request_id, frame.reply.ending, frame.reply.attempt
+    return frame.sequence, frame.reply.request_id, frame.reply.ending, frame.reply.attempt, frame.reply.tries
 
 
 def _check_counts(view: View, group: View) -> None:
@@ -198,6 +240,7 @@ def _check_counts(view: View, group: View) -> None:
     for name, endpoint in view["endpoints"].items():
         assert endpoint["in_flight"] == sum(request["endpoint"] == name for request in running), name
     assert group["queued"] == sum(pool["depth"] for pool in view["pools"].values())
+    assert group["delayed"] == sum(pool["delayed"] for pool in view["pools"].values()) == len(view["retries"])
     assert set(view["line"]) == {name for name, pool in view["pools"].items() if pool["place"] == "line"}
     assert group["kept"] == len(view["kept"])
 
@@ -211,16 +254,21 @@ def twin_view(group: Group, gateways: Iterable[str]) -> View:
             "queued": group.queued, "in_flight": len(group.leases), "generation": group.generation,
             "pass": (group.pass_limit, group.pass_visits), "sleepers": group.sleepers,
             "last_beat_ms": group.last_beat_ms, "grace_until_ms": group.grace_until_ms,
+            "delayed": len(group.delayed()), "budget": retries.counts(group),
         },
         "line": in_line,
         "other line": {},
         "leases": group.leases,
         "deadlines": {r.id: r.due_ms for r in group.requests.values() if r.due_ms is not None},
+        "retries": {f"retry:{r.id}": r.retry_ms for r in group.delayed()},
+        "chores": group.chores,
+        "dead": group.dead,
         "kept": group.kept,
+        "moves": [(move.endpoint, move.before, move.after) for move in group.moves],
         "ended": [
             {
                 "request_id": e.request_id, "ending": e.ending, "outcome": e.outcome, "pool": e.pool,
-                "gateway": e.gateway, "attempt": str(e.attempt),
+                "gateway": e.gateway, "attempt": str(e.attempt), "tries": ";".join(_try_text(one) for one in e.tries),
             }
             for e in group.ended
         ],
@@ -229,14 +277,28 @@ def twin_view(group: Group, gateways: Iterable[str]) -> View:
         "holding": {name: {r.id for r in group.leased() if r.gateway == name} for name in gateways},
         "requests": {
             name: {"state": r.state, "ending": r.ending, "attempt": r.attempt, "pool": r.pool_id}
-            | ({"fence": r.fence, "gateway": r.gateway, "endpoint": r.endpoint} if r.state == "leased" else {})
+            | (_lease_view(r) if r.state == "leased" else {})
+            | ({"retry_ms": r.retry_ms} if r.state == "delayed" else {})
             for name, r in group.requests.items()
         },
-        "told": {
-            name: [(t.sequence, t.request_id, t.ending, t.attempt) for t in group.told.get(name, [])]
-            for name in group.alive
-        },
+        "results": {name: _frame(told) for name, told in group.results.items()},
+        "told": {name: [_frame(told) for told in group.told.get(name, [])] for name in group.alive},
     }  # fmt: skip
+
+
+def _frame(told: Told) -> tuple[Any, ...]:
+    return told.sequence, told.request_id, told.ending, told.attempt, told.tries
+
+
+def _lease_view(request: Request) -> View:
+    names = {"fence": request.fence, "gateway": request.gateway, "endpoint": request.endpoint}
+    return names | {"probe_until": request.probe_until_ms}
+
+
+def _try_text(one: Attempt) -> str:
+    status = "" if one.status is None else str(one.status)
+    cells = (one.number, one.claimed_ms, one.ended_ms, status, one.error_type, one.gateway_id, one.endpoint_id)
+    return ",".join(str(cell) for cell in cells)
 
 
 def _pool_view(group: Group, pool: Pool) -> View:
@@ -246,6 +308,7 @@ def _pool_view(group: Group, pool: Pool) -> View:
         "bytes": sum(request.bytes for request in pool.live),
         "tombstones": pool.tombstones,
         "in_flight": group.pool_in_flight(pool.name),
+        "delayed": len(group.delayed(pool.name)),
         "endings": dict(pool.endings),
         "rejected": dict(pool.rejected),
         "skips": dict(pool.skips),
@@ -273,6 +336,14 @@ def _endpoint_view(group: Group, endpoint: Endpoint) -> View:
         "holder": endpoint.holder,
         "last_error": endpoint.last_error,
         "waiting": [pool.name for pool in waiting],
+        "breaker": endpoint.breaker,
+        "in_a_row": endpoint.in_a_row,
+        "open_until": endpoint.open_until_ms,
+        "good": endpoint.good,
+        "probe": dataclasses.astuple(endpoint.probe) if endpoint.probe else None,
+        "hold_until": endpoint.hold_until_ms,
+        "sample": dataclasses.astuple(endpoint.sample) if endpoint.sample else None,
+        "sampling": endpoint.sampling,
     }
 
 
