@@ -69,13 +69,22 @@ class Stack:
 
 @asynccontextmanager
 async def stack(
-    valkey_url: str, endpoint_url: str, *, settings: IngressSettings | None = None, **document: Any
+    valkey_url: str,
+    endpoint_url: str,
+    *,
+    settings: IngressSettings | None = None,
+    through: str | None = None,
+    **document: Any,
 ) -> AsyncIterator[Stack]:
-    """Start a stack on a group of its own; `document` = changes to its config."""
+    """Start a stack on a group of its own; `document` = changes to its config.
+
+    `through`: the URL by which gateway and client reach Valkey, if that is another way than the test's own.
+    """
     group = unique_group()
     configure(valkey_url, group, default_document(endpoint_url) | document)
-    gateway = Gateway(GatewaySettings(valkey_url=valkey_url, fabric_group=group, drain_timeout_ms=500))
-    async with gateway, DispatchClient(valkey_url, fabric_group=group, close_ms=200) as client:
+    way = through or valkey_url
+    gateway = Gateway(GatewaySettings(valkey_url=way, fabric_group=group, drain_timeout_ms=500))
+    async with gateway, DispatchClient(way, fabric_group=group, close_ms=200) as client:
         state = IngressState(client=client, gateway=gateway, settings=settings or IngressSettings())
         async with serving(create_app(state)) as port:
             yield Stack(valkey_url, group, port, gateway, client)
