@@ -123,6 +123,7 @@ _MEANINGS: dict[str, Callable[[str], DispatchError]] = {
     "WRONGPASS": _login_refused,
     "NOPERM": _right_missing,
     "READONLY": _unavailable("it is a read-only replica, not a primary"),
+    "UNBLOCKED": _unavailable("it has become a replica"),
     "LOADING": _unavailable("it is still loading its data"),
     "MASTERDOWN": _unavailable("it is a replica without its primary"),
     "CLUSTERDOWN": _unavailable("the cluster does not serve this slot"),

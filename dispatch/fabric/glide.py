@@ -9,6 +9,7 @@ GLIDE multiplexes all calls over one connection per node, in native threads. Wha
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ LONG_CALL_ARGS = 32
 IN_FLIGHT_LIMIT = 1_000_000
 """Effectively none: slots and queues decide how much is outstanding, and a refusal here would look like a fault."""
 
+_RENEW_PAUSE_S = 0.5
+"""Between two new connections away from a server that has become a replica."""
+
 _RECONNECT = glide.BackoffStrategy(num_of_retries=5, factor=50, exponent_base=2, jitter_percent=20)
 """50 ms to 1.6 s between attempts, for ever."""
 
@@ -42,6 +46,8 @@ class GlideConnection:
     def __init__(self, address: Address, client: Any) -> None:
         self._address = address
         self._client = client
+        self._renewal: asyncio.Task[None] | None = None
+        self._renew_from = 0.0
 
     @classmethod
     async def open(cls, address: Address) -> GlideConnection:
@@ -59,7 +65,7 @@ class GlideConnection:
             batch.custom_command(_words(call.command(group)))
             (answer,) = await self._exec(batch, call.function)
             return self._answer(call, answer)
-        with _errors(self._address, call.function):
+        with self._errors(call.function):
             answer = await self._client.custom_command(_words(call.command(group)))
         return call.decode(answer)
 
@@ -75,18 +81,18 @@ class GlideConnection:
 
     async def get(self, key: str) -> bytes | None:
         """Read a string."""
-        with _errors(self._address):
+        with self._errors():
             value: bytes | None = await self._client.get(key)
         return value
 
     async def put(self, key: str, value: bytes, *, ttl_ms: int) -> None:
         """Store a string with an expiry."""
-        with _errors(self._address):
+        with self._errors():
             await self._client.set(key, value, expiry=glide.ExpirySet(glide.ExpiryType.MILLSEC, ttl_ms))
 
     async def read_frames(self, key: str, count: int) -> list[bytes]:
         """Read (not remove) the first `count` elements of a list."""
-        with _errors(self._address):
+        with self._errors():
             frames: list[bytes] = await self._client.lrange(key, 0, count - 1)
         return frames
 
@@ -98,7 +104,7 @@ class GlideConnection:
         answer, frames = await self._exec(batch, call.function)
         value = self._answer(call, answer)
         if isinstance(frames, glide.RequestError):
-            raise _read(frames, self._address)
+            raise self._fault(frames)
         return value, frames
 
     async def keep_alive(
@@ -108,19 +114,19 @@ class GlideConnection:
         batch = self._batch()
         batch.set(alive_key, session, expiry=glide.ExpirySet(glide.ExpiryType.MILLSEC, alive_ms))
         batch.pexpire(replies_key, replies_ms)
-        with _errors(self._address):
+        with self._errors():
             await self._client.exec(batch, raise_on_error=True)
 
     async def push_token(self, key: str) -> None:
         """Hand a wake token on."""
-        with _errors(self._address):
+        with self._errors():
             await self._client.rpush(key, ["1"])
 
     async def primaries(self) -> list[str]:
         """Return the addresses of all primaries."""
         if not self._address.cluster:
             return self._address.hosts()
-        with _errors(self._address):
+        with self._errors():
             slots = await self._client.custom_command(["CLUSTER", "SLOTS"], glide.RandomNode())
         primaries = (row[2] for row in slots)
         return list(dict.fromkeys(f"{host.decode()}:{port}" for host, port, *_ in primaries))
@@ -132,7 +138,7 @@ class GlideConnection:
             ConfigurationError: the login was refused.
             FabricUnavailable: no answer.
         """
-        with _errors(self._address):
+        with self._errors():
             await self._client.ping()
 
     def waiter(self) -> GlideWaiter:
@@ -141,25 +147,51 @@ class GlideConnection:
 
     async def aclose(self) -> None:
         """Close everything; calls under way end with `FabricUnavailable`. Repeatable."""
+        if self._renewal is not None:
+            await asyncio.wait({self._renewal})
         await self._client.close()
 
     def _batch(self) -> Any:
         return glide.ClusterBatch(is_atomic=False) if self._address.cluster else glide.Batch(is_atomic=False)
 
     async def _exec(self, batch: Any, function: str = "") -> list[Any]:
-        with _errors(self._address, function):
+        with self._errors(function):
             answers: list[Any] = await self._client.exec(batch, raise_on_error=False)
         return answers
 
     def _answer(self, call: FunctionCall[T], answer: Any) -> T:
         if isinstance(answer, glide.RequestError):
-            raise _read(answer, self._address, call.function)
+            raise self._fault(answer, call.function)
         return call.decode(answer)
 
     def _outcome(self, call: FunctionCall[T], answer: Any) -> T | DispatchError:
         if isinstance(answer, glide.RequestError):
-            return _read(answer, self._address, call.function)
+            return self._fault(answer, call.function)
         return call.outcome(answer)
+
+    @contextmanager
+    def _errors(self, function: str = "") -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise _timed_out(self._address) from error
+        except glide.GlideError as error:
+            raise self._fault(error, function) from error
+
+    def _fault(self, error: glide.GlideError, function: str = "") -> DispatchError:
+        """Return what `error` means; a server that has become a replica is left: the address may lead to another."""
+        fault = _read(error, self._address, function)
+        if isinstance(fault, ServerFault):
+            if fault.code == "READONLY" and not self._address.cluster and anyio.current_time() >= self._renew_from:
+                self._renew_from = anyio.current_time() + _RENEW_PAUSE_S
+                self._renewal = asyncio.get_running_loop().create_task(self._renew())
+            return to_error(fault)
+        return fault
+
+    async def _renew(self) -> None:
+        fresh = await _create(self._address)
+        old, self._client = self._client, fresh
+        await old.close()
 
 
 class GlideWaiter:
@@ -175,7 +207,7 @@ class GlideWaiter:
         try:
             if self._client is None:
                 self._client = await _create(self._address)
-            with _errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
+            with _waiting_errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
                 return await self._client.blpop([key], seconds) is not None
         except BaseException:
             # An abandoned pop would take the next token along: its connection has to go.
@@ -242,22 +274,27 @@ _CODES = {
 
 
 @contextmanager
-def _errors(address: Address, function: str = "") -> Iterator[None]:
+def _waiting_errors(address: Address) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise FabricUnavailable(f"Valkey at {address} does not answer: it took too long") from error
+        raise _timed_out(address) from error
     except glide.GlideError as error:
-        raise _read(error, address, function) from error
+        fault = _read(error, address)
+        raise (to_error(fault) if isinstance(fault, ServerFault) else fault) from error
 
 
-def _read(error: glide.GlideError, address: Address, function: str = "") -> DispatchError:
+def _timed_out(address: Address) -> FabricUnavailable:
+    return FabricUnavailable(f"Valkey at {address} does not answer: it took too long")
+
+
+def _read(error: glide.GlideError, address: Address, function: str = "") -> ServerFault | FabricUnavailable:
     text = str(error).strip()
     if at_connect := _AT_CONNECT.search(text):
         text = at_connect["rest"].strip()
     if found := _SERVER_ERROR.match(text):
         code = found["code"] or _CODES.get(found["kind"], found["kind"])
         rest = (found["text"] or "").replace(_NO_TEXT, "")
-        return to_error(ServerFault(code, rest, function, str(address)))
+        return ServerFault(code, rest, function, str(address))
     reason = "it took too long" if text == "timed out" else text
     return FabricUnavailable(f"Valkey at {address} does not answer: {reason}")

@@ -15,6 +15,7 @@ from dispatch.errors import DispatchError
 from dispatch.fabric.address import Address
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
+from dispatch.fabric.demotion import AsyncConnection, AsyncTLSConnection
 from dispatch.fabric.redis_shared import options, outcome, redis_errors
 
 POOL_SIZE = 64
@@ -171,7 +172,7 @@ def _client(address: Address) -> Any:
 
 def _pool(address: Address, host: str, port: int, timeout_s: float | None) -> redis.BlockingConnectionPool:
     found = options(address, timeout_s)
-    kind = redis.SSLConnection if found.pop("ssl", False) else redis.Connection
+    kind = AsyncTLSConnection if found.pop("ssl", False) else AsyncConnection
     return redis.BlockingConnectionPool(
         max_connections=POOL_SIZE,
         timeout=REQUEST_TIMEOUT_S,

@@ -11,6 +11,7 @@ from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from dispatch.errors import DispatchError
+from dispatch.fabric import demotion
 from dispatch.fabric.address import Address, parse_url
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
@@ -181,7 +182,13 @@ def _open(address: Address, timeout_s: float) -> Any:
 
 
 def _standalone(address: Address, host: str, port: int, timeout_s: float) -> Any:
-    return redis.Redis(host=host, port=port, db=address.database, retry=_NO_RETRIES, **options(address, timeout_s))
+    found = options(address, timeout_s)
+    kind = demotion.BlockingTLSConnection if found.pop("ssl", False) else demotion.BlockingConnection
+    return redis.Redis.from_pool(
+        redis.ConnectionPool(
+            connection_class=kind, host=host, port=port, db=address.database, retry=_NO_RETRIES, **found
+        )
+    )
 
 
 def _wire_for(address: Address, key: str) -> Any:
