@@ -27,7 +27,7 @@ class _Leaving:
         if self._demoted:
             self._demoted = False
             self.disconnect()  # type: ignore[attr-defined]  # of the connection it is mixed into
-        super().send_packed_command(command, check_health)  # type: ignore[misc]
+        super().send_packed_command(command, check_health)  # type: ignore[misc]  # mixed into a connection
 
 
 class _LeavingAsync:
@@ -44,7 +44,7 @@ class _LeavingAsync:
         if self._demoted:
             self._demoted = False
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]  # of the connection it is mixed into
-        await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        await super().send_packed_command(command, check_health)  # type: ignore[misc]  # mixed into a connection
 
 
 class BlockingConnection(_Leaving, blocking.Connection):
