@@ -41,6 +41,8 @@ class Endpoints:
         self._default = ""
         self.generation = 0
         self.lease_ms = 30_000
+        self.beat_s = 10.0
+        """Time between two heartbeats, as the library reckons it."""
         self.max_payload_bytes = MAX_PAYLOAD_BYTES
         self.on_stale: Callable[[], None] = lambda: None
 
@@ -120,6 +122,7 @@ class Endpoints:
         )
         self._default = document["default_endpoint"]
         self.lease_ms = document["lease_ms"]
+        self.beat_s = min(document["lease_ms"], document.get("liveness_ms", document["lease_ms"])) / 3000
         self.max_payload_bytes = document["max_payload_bytes"]
         self.generation = snapshot["generation"]
         self._in_force = self.generation

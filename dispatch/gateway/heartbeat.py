@@ -35,7 +35,7 @@ _REAP_S = 0.5  # a deadline that passes while a request waits is told within a s
 
 
 class Heart:
-    """Beats every third of a lease, and at once when a token says that one of our requests was cancelled."""
+    """Beats every third of a lease (of the producers' liveness, if that is shorter), and at once when a token says that one of our requests was cancelled."""
 
     def __init__(self, link: Link, runner: Runner, claims: ClaimLoop, endpoints: Endpoints) -> None:
         self._link = link
@@ -63,13 +63,13 @@ class Heart:
                 if self._endpoints.stale:
                     await self._endpoints.load()
                 await self.beat()
-                pause = self._endpoints.lease_ms / 3000
+                pause = self._endpoints.beat_s
             except PROBLEMS as error:
                 log.debug("heartbeat_failed", error=str(error))
                 if isinstance(error, GroupUnknown):
                     await self._link.configure()
                     self._claims.look()  # nobody knows there that we sleep
-                pause = min(self._endpoints.lease_ms / 3000, _RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                pause = min(self._endpoints.beat_s, _RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             with anyio.move_on_after(pause):
                 await self._now.wait()
                 await anyio.sleep(_SHORTEST_PAUSE_S)

@@ -21,11 +21,11 @@ _LOOK_S = 0.25
 _BEATS = 1.5  # heartbeats in which a process that lives is surely heard of
 
 
-async def require_free_id(link: Link, identity: Identity, lease_ms: int) -> None:
+async def require_free_id(link: Link, identity: Identity, beat_s: float) -> None:
     """Return when nobody else lives under this gateway's id.
 
     An entry of a process that has said good-bye, or that has died on this host, is no obstacle. Another one is watched
-    for half a lease: it is of a process that died (and is forgotten later), or it goes on beating.
+    for one and a half heartbeats: it is of a process that died (and is forgotten later), or it goes on beating.
 
     Raises:
         ConfigurationError: another process goes by the id; names it and the setting.
@@ -35,7 +35,7 @@ async def require_free_id(link: Link, identity: Identity, lease_ms: int) -> None
     if first is None or _has_left(first, identity):
         return
     log.warning("gateway_id_seen", gateway=identity.gateway_id, host=first["host"], pid=first["pid"])
-    with anyio.move_on_after(_BEATS * lease_ms / 3000):
+    with anyio.move_on_after(_BEATS * beat_s):
         while True:
             await anyio.sleep(_LOOK_S)
             now = await _entry(link, identity.gateway_id)

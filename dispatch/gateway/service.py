@@ -60,7 +60,7 @@ class Service:
         await verify_library(self.link.connection, self.link.group)
         await read_or_make_config(self.endpoints, self.link, self._settings)
         self.link.on_group_unknown = self._configure
-        await require_free_id(self.link, self.claims.identity, self.endpoints.lease_ms)
+        await require_free_id(self.link, self.claims.identity, self.endpoints.beat_s)
         await self.heart.beat()
 
     async def serve(self) -> None:

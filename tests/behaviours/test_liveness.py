@@ -149,7 +149,6 @@ async def test_a_reply_that_came_while_the_event_loop_was_blocked_is_handed_over
     hand.close()
 
 
-@pytest.mark.xfail(strict=True, reason="an outage is noticed by heartbeats, which come by the time of a lease")
 def test_an_outage_longer_than_a_marker_lives_is_not_death_however_long_leases_are(
     start_valkey: Callable[..., ValkeyProcess],
 ) -> None:

@@ -21,7 +21,7 @@ class Verdict:
 
 def outage(group: Group, now: int) -> bool:
     """Whether the gateways have been silent for longer than two heartbeats, which nobody has noticed yet."""
-    beat_interval = group.settings.lease_ms / 3
+    beat_interval = min(group.settings.lease_ms, group.settings.liveness_ms) / 3
     silent = group.last_beat_ms > 0 and now - group.last_beat_ms > 2 * beat_interval
     return silent and now >= group.grace_until_ms
 
