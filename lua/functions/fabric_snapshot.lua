@@ -52,7 +52,7 @@ end
 local function config_text(step, details)
   local head = cjson.encode({ server_ms = step.now, section = "config", generation = details.generation,
     actor = details.actor, reason = details.reason, changed_ms = details.changed_ms })
-  return string.sub(head, 1, -2) .. ',"document":' .. details.document .. "}"
+  return string.sub(head, 1, -2) .. ',"document":' .. group.document(step.root) .. "}"
 end
 
 -- A generation of the history, with its document and what it changed.

@@ -95,7 +95,7 @@ local function run(keys, args)
   local found = changes.between(before, after, MAX_CHANGES)
   -- The same text changes something when a pool or an endpoint was taken out past the library: it is made again.
   if found.count == 0 then
-    if text == details.document then
+    if text == group.document(root) then
       return { "UNCHANGED", details.generation, details.actor, details.changed_ms }
     end
     changes.note_order(found)

@@ -33,15 +33,21 @@ function group.save(root, record)
   server.call("HSET", keys.of(root, "group"), "record", cmsgpack.pack(record))
 end
 
---- Everything else the group's hash holds: document, generation, actor, reason, changed_ms, names of pools, endpoints.
+--- What else the group's hash holds, but for the document: generation, actor, reason, changed_ms, nonce, names of pools
+-- and endpoints.
 function group.details(root)
   local found = server.call("HMGET", keys.of(root, "group"),
-    "document", "generation", "actor", "reason", "changed_ms", "pools", "endpoints", "nonce")
+    "generation", "actor", "reason", "changed_ms", "pools", "endpoints", "nonce")
   return {
-    document = found[1], generation = tonumber(found[2] or 0), actor = found[3] or "", reason = found[4] or "",
-    changed_ms = tonumber(found[5] or 0), nonce = found[8],
-    pools = found[6] and cmsgpack.unpack(found[6]) or {}, endpoints = found[7] and cmsgpack.unpack(found[7]) or {},
+    generation = tonumber(found[1] or 0), actor = found[2] or "", reason = found[3] or "",
+    changed_ms = tonumber(found[4] or 0), nonce = found[7],
+    pools = found[5] and cmsgpack.unpack(found[5]) or {}, endpoints = found[6] and cmsgpack.unpack(found[6]) or {},
   }
+end
+
+--- The document in force, as JSON, or nil. It can be large.
+function group.document(root)
+  return server.call("HGET", keys.of(root, "group"), "document") or nil
 end
 
 --- Write a new generation and keep it in the bounded history, under its own number as the stream's id. `details` also
