@@ -152,7 +152,7 @@ function endpoints.note(step, endpoint, id, fence, about)
     chores.set(step, "probe", endpoint.name, record.open_until)
   elseif to == "closed" then
     chores.clear(step, "probe", endpoint.name)
-  elseif probe then
+  elseif probe and endpoint.config.probe_timeout_ms then -- not of one that was left out of the config
     local pause = id == "" and about.verdict == "neutral" and ASK_AGAIN_MS or 0
     chores.set(step, "probe", endpoint.name, math.max(step.now + pause, record.hold_until or 0))
   end

@@ -324,7 +324,10 @@ BROKEN_RULES = {
     ),
     "endpoint: look": ("state/endpoints.lua", 'timers.set(step, "endpoint:" .. endpoint.name, at)', ""),
     "timer: subject": ("state/slots.lua", 'if not due then timers.clear(step, "retry:" .. request.id) end', ""),
-    "dead: request": ("state/dead.lua", "requests.keep(step, request, ttl_ms)", "requests.discard(step, request)"),
+    "dead: request": (
+        "state/dead.lua", 'server.call("ZADD", key, step.now, request.id)',
+        'server.call("ZADD", key, step.now, request.id, step.now, "ghost")',
+    ),
 }  # fmt: skip
 """Kind and field of what the audit must notice, and the rule that is broken: file, what stands there, what instead."""
 
