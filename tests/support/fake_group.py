@@ -21,7 +21,6 @@ from dispatch.fabric.library import current_library
 from dispatch.fabric.schema import LIMITS, key
 
 GROUP = "g"
-SUBMIT_ARGS = 17
 
 
 @dataclass(slots=True)
@@ -179,8 +178,9 @@ class FakeGroup:
     def _request_submit(self, args: list[Any]) -> Any:
         _contract, producer, session, _liveness, count = args[:5]
         answer: list[Any] = []
-        for at in range(5, 5 + SUBMIT_ARGS * count, SUBMIT_ARGS):
-            answer += self._submit(producer, session, args[at : at + SUBMIT_ARGS])
+        length = (len(args) - 5) // count
+        for at in range(5, len(args), length):
+            answer += self._submit(producer, session, args[at : at + length])
         return answer
 
     def _submit(self, producer: str, session: str, args: list[Any]) -> list[Any]:
