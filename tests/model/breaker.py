@@ -114,24 +114,27 @@ def note(group: Group, endpoint: Endpoint, by: tuple[str, int], said: Said) -> N
     if is_probe:
         endpoint.probe = None
         pause_ms = ASK_AGAIN_MS if by[0] == "" and said.verdict == Verdict.NEUTRAL else 0
-        chores.set_due(group, "probe", endpoint, max(group.now + pause_ms, endpoint.hold_until_ms))
-    if endpoint.settings is not None and (is_probe or endpoint.breaker == "closed"):
+        if endpoint.settings is not None:
+            chores.set_due(group, "probe", endpoint, max(group.now + pause_ms, endpoint.hold_until_ms))
+    if is_probe or endpoint.breaker == "closed":
         _judge(group, endpoint, said.verdict)
 
 
 def _judge(group: Group, endpoint: Endpoint, verdict: Verdict) -> None:
-    """Take a verdict that counts: anyone's while closed, the probe's while half open."""
-    assert endpoint.settings is not None
-    closed = endpoint.breaker == "closed"
+    """Take a verdict that counts: anyone's while closed, the probe's while half open.
+
+    One that has been left out of the config does not open (again), and its last probe may close it.
+    """
+    settings, closed = endpoint.settings, endpoint.breaker == "closed"
     if verdict == Verdict.FAILURE:
         endpoint.in_a_row += closed
-        if not closed or endpoint.in_a_row >= endpoint.settings.breaker_failures:
-            _open(group, endpoint, endpoint.settings.open_ms)
+        if settings and (not closed or endpoint.in_a_row >= settings.breaker_failures):
+            _open(group, endpoint, settings.open_ms)
     elif verdict == Verdict.GOOD and closed:
         endpoint.in_a_row = 0
     elif verdict == Verdict.GOOD:
         endpoint.good += 1
-        if endpoint.good >= endpoint.settings.close_after:
+        if endpoint.good >= (settings.close_after if settings else 1):
             _close(group, endpoint)
 
 

@@ -39,10 +39,28 @@ def claim(twin: Reference, want: int = 1, *, now: int = NOW, gateway: str = "g",
 
 
 def settle(
-    twin: Reference, *leases: r.Lease, outcome: r.Outcome = r.Outcome.SUCCEEDED, now: int = NOW, nonce: str = "settle"
+    twin: Reference,
+    *leases: r.Lease,
+    outcome: r.Outcome = r.Outcome.SUCCEEDED,
+    now: int = NOW,
+    nonce: str = "",
+    gateway: str = "g",
+    **went: Any,
 ) -> tuple[str, ...]:
-    items = [r.Settlement(request_id=e.request_id, fence=e.fence, outcome=outcome) for e in leases]
-    return twin.settle(Claimant("g", "g/group", nonce), 0, items, now).answers
+    """Settle leases of one gateway alike; `went` are fields of the settlements. Claims nothing."""
+    items = [r.Settlement(request_id=e.request_id, fence=e.fence, outcome=outcome, **went) for e in leases]
+    named = nonce or f"settle-{twin.group.fence}-{len(twin.group.ended)}-{now}-{leases[0].fence}"
+    return twin.settle(Claimant(gateway, f"{gateway}/group", named), 0, items, now).answers
+
+
+def fail(twin: Reference, *leases: r.Lease, now: int = NOW, **went: Any) -> tuple[str, ...]:
+    """Let leases fail as when nothing listens at the endpoint."""
+    said = {"error_type": "endpoint_unreachable", "retryable": True, "verdict": r.Verdict.FAILURE} | went
+    return settle(twin, *leases, outcome=r.Outcome.FAILED, now=now, **said)
+
+
+def ids(claimed: r.Claim) -> list[str]:
+    return [lease.request_id for lease in claimed.leases]
 
 
 def endings(twin: Reference) -> list[tuple[str, str]]:

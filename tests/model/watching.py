@@ -17,8 +17,15 @@ SAMPLE_MS = 2_000
 
 
 def configured(group: Group, endpoint: Endpoint) -> None:
-    """Have a gate sampled from now on, or no more. What an engine said under another config does not count."""
+    """Have a gate sampled from now on, or no more. What an engine said under another config does not count.
+
+    For an endpoint that is left out nothing is to be done; if it is back, its breaker is where it was.
+    """
     endpoint.sample = None
+    if endpoint.settings is None:
+        chores.clear(group, "probe", endpoint)
+    elif endpoint.breaker != "closed":
+        chores.set_due(group, "probe", endpoint, max(group.now, endpoint.open_until_ms))
     chores.clear(group, "sample", endpoint)
     if endpoint.settings and endpoint.settings.gate != "none":
         chores.set_due(group, "sample", endpoint, group.now)
@@ -51,7 +58,7 @@ def take(group: Group, gateway: str) -> Chore:
 def _take_probe(group: Group, endpoint: Endpoint, gateway: str) -> tuple[int, int] | None:
     if endpoint.settings is None or not breaker.half_open(endpoint, group.now):
         chores.clear(group, "probe", endpoint)
-        if endpoint.breaker == "open":
+        if endpoint.breaker == "open" and group.now < endpoint.open_until_ms:
             chores.set_due(group, "probe", endpoint, endpoint.open_until_ms)
         return None
     if endpoint.probe and breaker.probing(endpoint, group.now):

@@ -103,9 +103,10 @@ class Accidents:
         elif what == "sample" and endpoint.sample and endpoint.settings:
             endpoint.sample.at_ms = past - endpoint.settings.gate_stale_ms - 1
             fields = {"gate": self._part(endpoint, "gate") | {"at": endpoint.sample.at_ms}}
+        if fields and self._timer(f"endpoint:{endpoint.name}", past):
+            fields["timer_at"] = past
         if fields:
             self.eye.change(self.eye.key("endpoint", endpoint=endpoint.name), fields)
-            self._timer(f"endpoint:{endpoint.name}", past)
 
     def chores_come_due(self) -> None:
         """Let the next times of all chores be over."""
@@ -124,12 +125,13 @@ class Accidents:
         group.retries = [moment - passed for moment in group.retries]
         self.eye.change(self.eye.key("group"), {"budget_start": group.window_ms})
 
-    def _timer(self, member: str, past: int) -> None:
-        """Have a timer, if it is set, fire at the next call."""
-        self.eye.client.zadd(self.eye.key("timers"), {member: past}, xx=True)
+    def _timer(self, member: str, past: int) -> bool:
+        """Have a timer, if it is set, fire at the next call. Returns whether it is."""
+        is_set = self.eye.client.zadd(self.eye.key("timers"), {member: past}, xx=True, ch=True) == 1
         first = self.eye.client.zrange(self.eye.key("timers"), 0, 0, withscores=True)
         if first:
             self.eye.change(self.eye.key("group"), {"next_timer": int(first[0][1])})
+        return is_set
 
     def _part(self, endpoint: Endpoint, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.eye.record(self.eye.key("endpoint", endpoint=endpoint.name))[name]

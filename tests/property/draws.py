@@ -26,7 +26,7 @@ pool_fields = {
     "enabled": st.sampled_from((True, True, True, False)),
     "display_name": st.sampled_from(("", "x")),
     "priority_ageing_ms": st.sampled_from((0, LONG_MS)),
-    "max_attempts": st.sampled_from((None, 1, 2, 4)),
+    "max_attempts": st.sampled_from((None, 1, 2, 4, 4)),
     "retry_on": st.sampled_from((["unreachable", "disconnected", "overloaded"], ["unreachable", "502"], [])),
     "retry_base_ms": st.sampled_from((1, LONG_MS // 4)),
     "retry_cap_ms": st.sampled_from((LONG_MS // 4, LONG_MS // 2)),
@@ -91,8 +91,10 @@ other_submits = st.sampled_from(
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[str, str, Any]:
-    """One change of a config: of the group, of an endpoint's or a pool's field, or a pool that comes or goes."""
-    kind = draw(st.sampled_from(("pool", "pool", "pool", "group", "endpoint", "drop")))
+    """One change of a config: of the group, of an endpoint's or a pool's field, or one that comes or goes."""
+    kind = draw(st.sampled_from(("pool", "pool", "pool", "group", "endpoint", "endpoint", "drop", "drop endpoint")))
+    if kind == "drop endpoint":
+        return kind, draw(st.sampled_from(("e", "f"))), None
     if kind == "group":
         name = draw(st.sampled_from(sorted(group_fields)))
         return kind, name, draw(group_fields[name])
@@ -107,13 +109,21 @@ def changes(draw: st.DrawFn) -> tuple[str, str, Any]:
 
 
 def changed(document: dict[str, Any], change: tuple[str, str, Any]) -> dict[str, Any]:
-    """Return the document with a change of `changes` made. A pool that is not there comes back, as a plain one."""
+    """Return the document with a change of `changes` made. What is not there comes back, as a plain one.
+
+    The pools of an endpoint that is dropped use another one.
+    """
     kind, name, value = change
     pools, endpoints = document["pools"], document["endpoints"]
     if kind == "group":
         return {**document, name: value}
     if kind == "endpoint":
-        return {**document, "endpoints": [e | value if e["endpoint_id"] == name else e for e in endpoints]}
+        changed_one = next((e for e in endpoints if e["endpoint_id"] == name), plain_endpoint(name, {})) | value
+        return {**document, "endpoints": [*(e for e in endpoints if e["endpoint_id"] != name), changed_one]}
+    if kind == "drop endpoint":
+        left = [e for e in endpoints if e["endpoint_id"] != name]
+        other = left[0]["endpoint_id"] if left else name
+        return {**document, "endpoints": left, "pools": [pool | {"endpoint": other} for pool in pools]}
     others = [pool for pool in pools if pool["pool_id"] != name]
     if kind == "drop":
         return {**document, "pools": others}
@@ -128,6 +138,8 @@ def plain_pool(name: str) -> dict[str, Any]:
         "default_timeout_ms": LONG_MS,
         "max_timeout_ms": 2 * LONG_MS,
         "priority_ageing_ms": LONG_MS,
+        "delivery": "at_least_once" if name in {"b", "d"} else "at_most_once",
+        "max_attempts": 3,
         "retry_base_ms": LONG_MS // 4,
         "retry_cap_ms": LONG_MS // 2,
     }

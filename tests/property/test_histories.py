@@ -240,6 +240,17 @@ class HistoryMachine(RuleBasedStateMachine):
             self.history.claim(GATEWAYS[0], 1)
             self.settle_everything(r.Outcome.SUCCEEDED, 0)
 
+    @rule(endpoint=st.sampled_from("ef"), said=failures)
+    def endpoint_is_asked(self, endpoint: str, said: dict[str, Any]) -> None:
+        """Let a watcher do what there is to do, with an endpoint that may be asked: it says this."""
+        for what in ("open", "hold"):
+            self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), what)
+        self.history.chores_come_due()
+        for _ in range(3):
+            chore = self.history.report(GATEWAYS[0])
+            if chore.kind == "PROBE":
+                self.history.report(GATEWAYS[0], self.report_of(chore, said, {}))
+
     @rule(
         gateway=st.sampled_from(GATEWAYS),
         due=st.booleans(),
@@ -252,14 +263,7 @@ class HistoryMachine(RuleBasedStateMachine):
         if due:
             self.history.chores_come_due()
         given = self.history.chores[which : which + 1]
-        reports = [
-            r.ChoreReport(
-                kind=chore.kind.lower(), endpoint_id=chore.endpoint_id, token=chore.token, verdict=said["verdict"],
-                hold_ms=said["hold_ms"], error_type=said["error_type"], **sample,
-            )
-            for chore in given
-        ]  # fmt: skip
-        self.history.report(gateway, reports[0] if reports else None)
+        self.history.report(gateway, self.report_of(given[0], said, sample) if given else None)
 
     @rule(
         kind=st.sampled_from(("dies", "lives", "lives", "outage", "outage over", "body", "envelope")),
@@ -328,6 +332,17 @@ class HistoryMachine(RuleBasedStateMachine):
     def item(lease: r.Lease, outcome: r.Outcome, **went: Any) -> r.Settlement:
         said = {"verdict": r.Verdict.GOOD, "error_type": "test"} | went
         return r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, **said)
+
+    @staticmethod
+    def report_of(chore: r.Chore, said: dict[str, Any], sample: dict[str, Any]) -> r.ChoreReport:
+        names = ("verdict", "hold_ms", "error_type")
+        return r.ChoreReport(
+            kind=chore.kind.lower(),
+            endpoint_id=chore.endpoint_id,
+            token=chore.token,
+            **{name: said[name] for name in names},
+            **sample,
+        )
 
     def submission(self, pool: str, producer: str, cost: int) -> r.Submission:
         return submission(self.history.new_id(), pool, cost, producer)
