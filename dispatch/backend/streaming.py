@@ -64,9 +64,8 @@ class BackendStream:
 
     Entering waits for the head. Nothing is raised for what the network or the endpoint does: it is how the iteration
     ends. Leaving early, by cancellation or otherwise, closes the connection at once, so that the endpoint stops. A wait
-    for a payload that was cancelled ends the stream.
-
-    Read on without pause where you can: bytes that have come but were not read are lost when the connection breaks.
+    for a payload that was cancelled ends the stream. A slow reader slows the endpoint down: no more than some 100 KiB
+    are read ahead.
     """
 
     def __init__(
@@ -257,12 +256,12 @@ class BackendStream:
             execution = read_reported(answer, endpoint, end.error)
             self._finish(msgspec.structs.replace(execution, error_told=end.told), facts=True)
         elif end.kind == "unreadable":
-            what = f"sent an event whose data is no JSON object, after {self.chunk_count} chunks"
+            what = f"sent an event whose data is no JSON object, after {self._so_far}"
             self._fail(self._failure(ErrorType.UNREADABLE, what))
         elif self._reader.complete:
             self._succeed()
         else:
-            what = f"said [DONE] after {self.chunk_count} chunks, without {self._reader.wanted}"
+            what = f"said [DONE] after {self._so_far}, without {self._reader.wanted}"
             self._fail(self._failure(ErrorType.UNREADABLE, what))
 
     def _end_by(self, error: Exception | None) -> None:
@@ -282,7 +281,7 @@ class BackendStream:
         elif self.chunk_count == 0 and self._parser.strange:
             self._fail(self._strange())
         else:
-            what = f"ended its stream after {self.chunk_count} chunks, without {self._reader.wanted}"
+            what = f"ended its stream after {self._so_far}, without {self._reader.wanted}"
             failure = self._failure(ErrorType.DISCONNECTED, what)
             self._fail(dataclasses.replace(failure, retryable=self.chunk_count == 0))
 
@@ -320,9 +319,13 @@ class BackendStream:
             return failure
         failure = failure_of(error, self._endpoint, self._status, self._received_bytes)
         if failure.type is ErrorType.DISCONNECTED and self._document is None:
-            message = f"endpoint {self._endpoint.endpoint_id!r} broke off after {self.chunk_count} chunks of its stream"
+            message = f"endpoint {self._endpoint.endpoint_id!r} broke off after {self._so_far} of its stream"
             failure = dataclasses.replace(failure, message=message, retryable=self.chunk_count == 0)
         return failure
+
+    @property
+    def _so_far(self) -> str:
+        return "1 chunk" if self.chunk_count == 1 else f"{self.chunk_count} chunks"
 
     def _strange(self) -> Failure:
         return self._failure(ErrorType.UNREADABLE, "answered with something that is no event stream")

@@ -17,10 +17,12 @@ import socket
 import ssl
 import struct
 import urllib.request
+import weakref
 
 import aiohttp
 import certifi
 import httpx
+from aiohttp.client_proto import ResponseHandler
 from httpx_aiohttp import AiohttpTransport
 
 KEEPALIVE_S = 3.0
@@ -79,12 +81,28 @@ def _trust() -> ssl.SSLContext:
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
+class _LosslessReader(aiohttp.StreamReader):
+    """A body that gives out what it has before it tells that it broke off.
+
+    aiohttp's own tells at once, and what had come while nobody waited for it is lost: the whole events of a stream that
+    was cut while its reader was busy.
+    """
+
+    __slots__ = ()
+
+    async def read(self, n: int = -1) -> bytes:
+        if self._exception is not None and self._buffer:
+            return self._read_nowait(n)
+        return await super().read(n)
+
+
 class _PromptlyClosingResponse(aiohttp.ClientResponse):
     """A response whose connection is reset, not flushed, when the call ends before the answer was complete.
 
     A plain close first delivers what is still to be sent, for which a stuck backend lets us and itself wait; a reset
     reaches it at once. The same where an answer is complete while the request is still being sent. The reason phrase
-    becomes plain ASCII: nobody reads it, and the transport's encoding of it as UTF-8 fails on other bytes.
+    becomes plain ASCII: nobody reads it, and the transport's encoding of it as UTF-8 fails on other bytes. What came of
+    a body before it broke off is read before that is told.
     """
 
     async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
@@ -94,6 +112,8 @@ class _PromptlyClosingResponse(aiohttp.ClientResponse):
         except BaseException:
             _reset(transport)
             raise
+        if type(self.content) is aiohttp.StreamReader:
+            self.content.__class__ = _LosslessReader
         if self.reason:
             self.reason = self.reason.encode("ascii", "replace").decode("ascii")
         drop_if_busy = functools.partial(_reset_if_busy, transport, self)
@@ -101,7 +121,42 @@ class _PromptlyClosingResponse(aiohttp.ClientResponse):
             drop_if_busy()
         else:
             connection.add_callback(drop_if_busy)
+            _tell_when_lost(connection, self.content)
         return started
+
+
+_watched: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
+_bodies: dict[ResponseHandler, aiohttp.StreamReader] = {}
+"""The body that a watched connection is giving now."""
+
+
+def _tell_when_lost(connection: aiohttp.connector.Connection, body: aiohttp.StreamReader) -> None:
+    """Make sure that the end of a connection ends the wait for its body.
+
+    aiohttp closes a connection on which nonsense comes between two pieces of a body, but leaves who waits for the next.
+    """
+    protocol = connection.protocol
+    lost = None if protocol is None else protocol.closed
+    if protocol is None or lost is None:
+        return
+    _bodies[protocol] = body
+    connection.add_callback(functools.partial(_forget, protocol))
+    if protocol not in _watched:
+        _watched.add(protocol)
+        lost.add_done_callback(functools.partial(_tell_lost, weakref.ref(protocol)))
+
+
+def _forget(protocol: ResponseHandler) -> None:
+    _bodies.pop(protocol, None)
+
+
+def _tell_lost(protocol: weakref.ref[ResponseHandler], lost: asyncio.Future[None]) -> None:
+    if not lost.cancelled():
+        lost.exception()  # seen: it is told with the body, if at all
+    connection = protocol()
+    body = None if connection is None else _bodies.get(connection)
+    if body is not None and not body.is_eof() and body.exception() is None:
+        body.set_exception(aiohttp.ClientPayloadError("the connection ended inside the body"))
 
 
 def _reset_if_busy(transport: asyncio.Transport | None, response: aiohttp.ClientResponse) -> None:

@@ -42,13 +42,15 @@ _encode = msgspec.json.encode
 def stream_form(call: Call, body: bytes) -> list[Event]:
     """Return the events that say what the whole answer `body` says; none if it is no answer of the operation."""
     body = body.removeprefix(_BOM)
-    for readable in (lambda: body, lambda: without_lone_surrogates(body)):
-        try:
-            members = _decode_members(readable())
-            return _typed_events(members) if call.operation is Operation.RESPONSES else _chunks(call, members)
-        except (msgspec.MsgspecError, RecursionError):
-            continue
-    return []
+    return _events_of(call, body) or _events_of(call, without_lone_surrogates(body))
+
+
+def _events_of(call: Call, body: bytes) -> list[Event]:
+    try:
+        members = _decode_members(body)
+        return _typed_events(members) if call.operation is Operation.RESPONSES else _chunks(call, members)
+    except (msgspec.MsgspecError, RecursionError):
+        return []
 
 
 def _chunks(call: Call, members: Members) -> list[Event]:

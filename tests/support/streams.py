@@ -6,11 +6,13 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import anyio
 import httpx
 
 from dispatch.backend import BackendStream, Endpoint, EndpointClient, Execution, Payload
 from dispatch.contract import Call, Operation
 from tests.support.corpus import Case, callers
+from tests.support.stub import Pause, SeenConnection, Step, Write
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 """Head of a stream that ends with its connection."""
@@ -20,6 +22,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encod
 
 END = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
 
 
 def chunk(text: str | None, finish_reason: str | None = None, *, index: int = 0, **members: object) -> bytes:
@@ -38,6 +41,18 @@ def data(payload: bytes, *, event: str = "") -> bytes:
 def framed(piece: bytes) -> bytes:
     """Return a piece as an HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def pinging(times: int, every_s: float = 0.05, piece: bytes = PING) -> tuple[Step, ...]:
+    """Return steps of a chunked stream that send keep-alives for a while."""
+    return tuple(step for _ in range(times) for step in (Write(framed(piece)), Pause(every_s)))
+
+
+async def gone(connection: SeenConnection, within_s: float = 1.0) -> None:
+    """Return when the client has closed the connection, which has to be soon."""
+    with anyio.fail_after(within_s):
+        await connection.closed.wait()
+    assert connection.closed_by == "client"
 
 
 def call_of(operation: Operation, **members: object) -> Call:
