@@ -30,7 +30,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """What happened since the start or the last reset. `calls` counts what came in, whatever its end."""
+    """What happened since the start or the last reset. `calls` counts what came in, whatever its end.
+
+    `output_tokens` counts tokens of streams as they go out, of whole answers when they are finished.
+    """
 
     calls: int = 0
     finished: int = 0
@@ -52,7 +55,7 @@ class Stats(msgspec.Struct, kw_only=True):
             self.requests[call.request_id] += 1
 
     def note_finished(self, call: SimulatedCall, output_tokens: int) -> None:
-        """Count a call that got its whole answer."""
+        """Count a call that got its whole answer, with the tokens that are not counted yet."""
         self.finished += 1
         self.prompt_tokens += call.prompt_tokens
         self.output_tokens += output_tokens

@@ -56,7 +56,7 @@ class Service:
             streamed = call.stream and call.operation is not Operation.EMBEDDINGS
             await (self._stream if streamed else self._reply)(exchange, generation, plan, asked_at)
             if not exchange.dropped:
-                self._engine.stats.note_finished(call, generation.completion_tokens)
+                self._engine.stats.note_finished(call, 0 if streamed else generation.completion_tokens)
 
     async def _answer_error(self, exchange: Exchange, call: SimulatedCall, status: int) -> None:
         behaviour = call.behaviour
@@ -96,6 +96,7 @@ class Service:
             if event.token:
                 await anyio.sleep(max(0.0, next_at - anyio.current_time()))
                 next_at += self._engine.token_s(plan)
+                self._engine.stats.output_tokens += generation.call.choices
             await exchange.write(event.data, more=True)
         await exchange.write(b"")
 

@@ -67,7 +67,7 @@ class _Gauges(Collector):
             yield gauge
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens generated for finished requests.", stats.output_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", stats.output_tokens),
             ("vllm:request_success", "Finished requests.", stats.finished),
         ):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
