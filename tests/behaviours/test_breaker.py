@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatch.fabric import functions as f
-from dispatch.fabric.records import Lease, Outcome, Settlement, Verdict
+from dispatch.fabric.records import Chore, ChoreReport, Lease, Outcome, Settlement, Verdict
 from dispatch.fabric.schema import key
 from dispatch.producer.client import DispatchClient
 from tests.behaviours.scene import assert_settled, change, gateway_on, section
@@ -177,6 +177,28 @@ def test_pools_that_wait_for_it_keep_their_credit_and_their_order(shared: ByHand
     end(hand, [probe], Verdict.GOOD)
     order += [probe.pool_id, *(lease.pool_id for lease in hand.claim(11))]
     assert "".join(order) == "aaaab" * 3
+
+
+def test_a_probe_of_a_gateway_that_lost_it_moves_nothing_any_more(shared: ByHand) -> None:
+    hand = shared
+    change(hand.url, hand.group, "endpoints.default.probe_timeout_ms=600", "endpoints.default.close_after=1")
+    break_it(hand)
+    taken: list[Chore] = []
+    while len(taken) < 2:  # nobody waits, so gateways ask; the first is never heard of again and the next one gets it
+        chore = hand.run(f.endpoint_report(f"gateway-{len(taken)}"))
+        if chore.kind == "PROBE":
+            taken.append(chore)
+        time.sleep(0.01)
+    late, current = taken
+
+    def report(chore: Chore, gateway: str) -> str:
+        good = ChoreReport(kind="probe", endpoint_id="default", token=chore.token, verdict=Verdict.GOOD)
+        hand.run(f.endpoint_report(gateway, good))
+        return str(endpoint(hand)["breaker"])
+
+    assert report(late, "gateway-0") == "half_open"
+    assert report(current, "gateway-1") == "closed"
+    assert report(current, "gateway-1") == "closed"
 
 
 @pytest.mark.anyio

@@ -112,7 +112,7 @@ def order_group(valkey: ValkeyProcess) -> Iterator[ByHand]:
     group = unique_group()
     document = {
         "total_concurrent_dispatch": 100,
-        "lease_ms": 300,
+        "lease_ms": 800,
         "pools": [{"pool_id": "default", "delivery": "at_least_once", "max_attempts": 5}],
         "endpoints": [{"endpoint_id": "default", "url": "http://127.0.0.1:9/v1"}],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from typing import Any
@@ -14,7 +15,7 @@ from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions as f
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connecting import connect
-from dispatch.fabric.records import Heartbeat, Lease, Outcome, Settlement
+from dispatch.fabric.records import Chunks, Heartbeat, Lease, Outcome, Settlement
 from dispatch.fabric.schema import key
 from dispatch.producer.client import DispatchClient
 from dispatch.sync import DispatchClient as BlockingClient
@@ -22,7 +23,7 @@ from tests.behaviours.scene import Watching, assert_settled, endings, gateway_on
 from tests.support.by_hand import ByHand
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.lossy import LossyConnection
-from tests.support.producing import eye, said, say, wide_group
+from tests.support.producing import eye, said, say, until, wide_group
 from tests.support.proxy import TcpProxy
 from tests.support.valkey import ValkeyProcess
 
@@ -32,7 +33,7 @@ def stolen(valkey: ValkeyProcess) -> Any:
     """A request whose first lease ran out and was claimed anew by another gateway: (hand, old lease, new lease)."""
     group = unique_group()
     pools = [{"pool_id": "default", "delivery": "at_least_once", "max_attempts": 5}]
-    configure(valkey.url, group, default_document() | {"pools": pools, "lease_ms": 300})
+    configure(valkey.url, group, default_document() | {"pools": pools, "lease_ms": 900})
     hand = ByHand(valkey.url, group)
     hand.submit(timeout_ms=60_000)
     [old] = hand.claim(1, "frozen")
@@ -60,6 +61,9 @@ def test_an_old_fence_is_refused_on_every_write(stolen: tuple[ByHand, Lease, Lea
             assert settle(hand, old, "frozen", outcome) == "LEASE_LOST"
             assert settle(hand, old, "other", outcome) == "LEASE_LOST"  # its holder's name does not help
             assert settle(hand, new, "frozen", outcome) == "LEASE_LOST"  # nor does the fence alone
+        for lease, gateway in ((old, "frozen"), (old, "other"), (new, "frozen")):
+            chunks = Chunks(request_id=lease.request_id, fence=lease.fence, number=0, count=1, payload=b"x")
+            assert hand.run(f.reply_append(gateway, [chunks])) == ("LEASE_LOST",)
         held = ((old.request_id, old.fence),)
         beat = Heartbeat(gateway_id="frozen", host="h", pid=1, version="1", slots=8, held=held)
         assert hand.run(f.lease_renew(beat)).lost == (old.request_id,)
@@ -116,7 +120,31 @@ def test_every_function_that_is_called_again_answers_the_same_and_does_nothing_t
     assert (one.status, one.generation, two.generation) == ("APPLIED", 2, 2)
     assert two.status in ("APPLIED", "UNCHANGED")
     assert [a.more for a in answers_of(hand, f.lease_reap(limit=10))] == [False, False]
+    assert [a.status for a in answers_of(hand, f.dead_change("drop", "r1", actor="t"))] == ["UNKNOWN", "UNKNOWN"]
     assert len(records(hand.url, hand.group)) == 3
+
+
+def test_chunks_and_dead_requests_are_sent_and_made_anew_once_however_often_it_is_said(valkey: ValkeyProcess) -> None:
+    group = unique_group()
+    pools = [{"pool_id": "default", "delivery": "at_least_once", "max_attempts": 1}]
+    configure(valkey.url, group, default_document() | {"pools": pools, "lease_ms": 900})
+    hand = ByHand(valkey.url, group)
+    hand.submit(count=2, timeout_ms=60_000)
+    stream, lease = hand.claim(2, "dying")
+    chunks = Chunks(request_id=stream.request_id, fence=stream.fence, number=0, count=2, payload=b"data")
+    assert answers_of(hand, f.reply_append("dying", [chunks])) == (("OK",), ("OK",))
+    with eye(hand.url) as client:
+        assert client.llen(key(group, "replies", producer="p")) == 1
+    while not hand.section("dead")["rows"]:
+        hand.beat(gateway="other")
+        hand.run(f.lease_reap(limit=10))
+        time.sleep(0.02)
+    made = answers_of(hand, f.dead_change("retry", lease.request_id, actor="t", new_id="again"))
+    assert made[0].status == "RETRIED"
+    assert endings(valkey.url, group) == {stream.request_id: "lost", lease.request_id: "dead"}
+    assert hand.pool("default")["submitted"] == 3
+    assert [one.request_id for one in hand.claim(4, "other")] == ["again"]
+    hand.close()
 
 
 class LosingAnswers(LossyConnection):
@@ -192,17 +220,19 @@ async def test_answers_that_a_cut_connection_swallows_are_found_out_by_the_block
 ) -> None:
     group, executor = wide_group(valkey.url), Watching(held=False, takes_s=0.002)
     found: list[str] = []
+    opened = threading.Event()
 
     def work(url: str) -> None:
         with BlockingClient(url, fabric_group=group) as client:
+            opened.set()
             for number in range(60):
                 reply = client.complete(model="m", messages=say(str(number)), request_id=f"r-{number}", timeout=30)
                 found.append(reply.request_id)
 
     async with TcpProxy(valkey.port) as proxy, gateway_on(valkey.url, group, executor):
         working = asyncio.create_task(anyio.to_thread.run_sync(work, f"valkey://127.0.0.1:{proxy.port}"))
+        await until(opened.is_set)
         while not working.done():
-            await anyio.sleep(0.01)
             proxy.cut()
             await asyncio.wait({working}, timeout=0.05)
         await working
