@@ -7,6 +7,7 @@ DispatchError
 │   └── ContractMismatch    the other side speaks another contract version
 ├── FabricError             something between this process and the fabric group
 │   ├── FabricUnavailable   Valkey did not answer; it is not known whether the call was done
+│   │   ├── FabricFull      Valkey's memory is full: nothing was written; what frees memory still works
 │   │   └── OutcomeUnknown  the request was admitted; how it ended is not known
 │   ├── LibraryProblem      the function library is missing or another one
 │   ├── PoolUnknown  GroupUnknown  BadArgument  LeaseLost
@@ -70,6 +71,10 @@ class FabricError(DispatchError):
 
 class FabricUnavailable(FabricError):
     """Valkey did not answer in time or refused the connection. The call may or may not have been done."""
+
+
+class FabricFull(FabricUnavailable):
+    """Valkey refused a write because its memory is full. Nothing was written; settling and the like still work."""
 
 
 class OutcomeUnknown(FabricUnavailable):

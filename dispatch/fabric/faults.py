@@ -128,7 +128,7 @@ _MEANINGS: dict[str, Callable[[str], DispatchError]] = {
     "MASTERDOWN": _unavailable("it is a replica without its primary"),
     "CLUSTERDOWN": _unavailable("the cluster does not serve this slot"),
     "TRYAGAIN": _unavailable("the cluster is moving this slot"),
-    "OOM": _unavailable("its memory is full (maxmemory)"),
+    "OOM": lambda _text: errors.FabricFull("Valkey cannot serve: its memory is full (maxmemory)"),
     "BUSY": _unavailable("it is busy with a script"),
     "MISCONF": _unavailable("it refuses writes because it cannot save to disk"),
     "NOREPLICAS": _unavailable("it refuses writes because too few replicas are connected"),

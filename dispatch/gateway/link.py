@@ -12,7 +12,15 @@ import anyio
 import structlog
 
 from dispatch.contract import CONTRACT_VERSION
-from dispatch.errors import BadArgument, ConfigurationError, DispatchError, FabricError, GroupUnknown, LibraryProblem
+from dispatch.errors import (
+    BadArgument,
+    ConfigurationError,
+    DispatchError,
+    FabricError,
+    FabricFull,
+    GroupUnknown,
+    LibraryProblem,
+)
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.faults import LOAD_COMMAND
@@ -29,7 +37,7 @@ _LAST_DELAY_S = 0.5  # the first submit after an outage is dispatched well withi
 PROBLEMS = (FabricError, ConfigurationError)
 """What a call may raise while a gateway runs: no answer, no library, no right. None of it ends the gateway."""
 
-_ANSWERS = (BadArgument, GroupUnknown)
+_ANSWERS = (BadArgument, GroupUnknown, FabricFull)
 """Errors that a working fabric answers with."""
 
 
@@ -75,8 +83,12 @@ class Link:
         return (await self._insist(lambda: self.connection.get(key), ())).value
 
     async def store(self, key: str, value: bytes, *, ttl_ms: int) -> None:
-        """Store a string; repeated until answered."""
-        await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), ())
+        """Store a string; repeated until answered.
+
+        Raises:
+            FabricFull: the server has no memory for it.
+        """
+        await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), (FabricFull,))
 
     async def configure(self) -> None:
         """Make the group's config, which is gone (another server, or flushed), again as at the first start, if we may.
@@ -102,9 +114,9 @@ class Link:
         while True:
             try:
                 return await self._watched(send)
-            except refused:
+            except refused as error:
                 # Another library may refuse what this version's takes: then it is no answer.
-                if not await self._foreign():
+                if isinstance(error, FabricFull) or not await self._foreign():
                     raise
             except GroupUnknown:
                 await self.configure()

@@ -10,6 +10,7 @@ import structlog
 
 from dispatch.backend.execution import Execution
 from dispatch.contract.envelope import CONTRACT_VERSION, RequestEnvelope
+from dispatch.errors import FabricFull
 from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.gateway.endpoints import EndpointUnusable
@@ -222,7 +223,12 @@ class Runner:
         large = len(execution.body) > LIMITS["inline_reply_bytes"]
         if large:
             reply_key = key(self._link.group, "reply_body", id=lease.request_id)
-            await self._link.store(reply_key, execution.body, ttl_ms=_REPLY_BODY_TTL_MS)
+            try:
+                await self._link.store(reply_key, execution.body, ttl_ms=_REPLY_BODY_TTL_MS)
+            except FabricFull:
+                # A settle is done all the same, as it frees memory in the end: the body travels in it.
+                log.warning("reply_body_not_stored", request_id=lease.request_id, size_bytes=len(execution.body))
+                large = False
         return self._settler.executed(lease, execution, by_reference=large)
 
     def _unreadable(self, lease: Lease, error: Exception | None) -> Settlement:

@@ -114,6 +114,10 @@ class Fabric:
         rows: list[dict[str, Any]] = self.section("endings")["rows"]
         return rows
 
+    def ending_of(self, request_id: str) -> str:
+        """Return how a request ended, "" while it has not."""
+        return next((row["ending"] for row in self.endings() if row["request_id"] == request_id), "")
+
     def pool(self, name: str = "default") -> dict[str, Any]:
         """Return the snapshot's row of a pool."""
         [row] = self.section("pools", subject=name)["rows"]
