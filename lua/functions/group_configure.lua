@@ -45,13 +45,10 @@ local function with_changes(answer, found)
 end
 
 -- A pool that is left out must be empty: its requests would be stranded.
-local function check_removed(step, details, configs, problems)
-  local wanted = {}
-  for _, pool in ipairs(configs) do wanted[pool.pool_id] = true end
-  for _, name in ipairs(details.pools) do
-    local pool = not wanted[name] and pools.get(step, name)
-    local record = pool and pool.record
-    if record and (record.depth > 0 or record.in_flight > 0 or (record.delayed or 0) > 0) then
+local function check_removed(step, names, problems)
+  for _, name in ipairs(names) do
+    local record = pools.get(step, name).record
+    if (record.depth > 0 or record.in_flight > 0 or (record.delayed or 0) > 0) then
       problems[#problems + 1] = { field = "pools", value = name, message = string.format(
         "cannot be removed: %d wait and %d run in it; run: dispatch pools drain %s", record.depth, record.in_flight,
         name) }
@@ -61,9 +58,7 @@ end
 
 local function group_config(document, generation)
   local found = { generation = generation }
-  for name, value in pairs(document) do
-    if type(value) ~= "table" then found[name] = value end
-  end
+  for _, field in ipairs(config.FIELDS.group) do found[field[1]] = document[field[1]] end
   return found
 end
 
@@ -87,12 +82,14 @@ local function run(keys, args)
   end
   local document, problems = config.normalise(source)
   local step = state.begin(root) or placement.first_step(root)
-  if #problems == 0 then check_removed(step, details, document.pools, problems) end
   if #problems > 0 then return invalid(details.generation, problems) end
-  local text, texts = document_text.encode(document)
   local before = placement.in_force(step, details)
-  local after = { group = document, pools = document.pools, endpoints = document.endpoints, texts = texts }
+  local after = { group = document, pools = document.pools, endpoints = document.endpoints }
   local found = changes.between(before, after, MAX_CHANGES)
+  check_removed(step, found.gone, problems)
+  if #problems > 0 then return invalid(details.generation, problems) end
+  local text
+  text, after.texts = document_text.encode(document)
   -- The same text changes something when a pool or an endpoint was taken out past the library: it is made again.
   if found.count == 0 then
     if text == group.document(root) then

@@ -2,6 +2,7 @@
 -- normalised document and a list of problems out. Every problem names field, value and what is allowed.
 local names = require("lib.names")
 local schema = require("schema")
+local shapes = require("lib.shapes")
 
 local config = {}
 
@@ -78,15 +79,16 @@ local ENDPOINT_FIELDS = {
   { "gate_fail", "word", "open", { "open", "closed" } },
 }
 
---- The fields of a document and of the members of its lists, the id first: name, kind, default, bounds.
+--- The fields of a document and of the members of its lists, the id first: name, kind, default, bounds; and their `bit`
+-- in lib/shapes.lua. Beside each list stand the fields and their defaults by name.
 config.FIELDS = { group = GROUP_FIELDS, pools = POOL_FIELDS, endpoints = ENDPOINT_FIELDS }
 
--- Beside each list: by name, where a field stands in it (`at`), and what it says when nothing is said (`default`).
 local function index(fields)
-  fields.at, fields.default = {}, {}
+  fields.named, fields.default = {}, {}
   for at = 1, #fields do
-    local name = fields[at][1]
-    fields.at[name], fields.default[name] = at, fields[at][3]
+    local field = fields[at]
+    field.bit = 2 ^ (at - 1)
+    fields.named[field[1]], fields.default[field[1]] = field, field[3]
   end
 end
 
@@ -185,22 +187,27 @@ end
 -- most fields say the default and need no look. False if something is wrong; `read` says what.
 local function read_right(item, fields)
   if type(item) ~= "table" then return false end
-  local default, null, unsaid = fields.default, cjson.null, #fields
+  local default, null, unsaid, shape = fields.default, cjson.null, #fields, 0
   for name, value in pairs(item) do
     unsaid = unsaid - 1
     if value ~= default[name] then
-      local field = fields[fields.at[name]]
+      local field = fields.named[name]
       if not field then return false end
       if value == null then
         item[name] = nil
         if field[2] ~= "optional" then unsaid = unsaid + 1 end
       elseif checks[field[2]](value, field) then
         return false
-      elseif field[2] == "words" then
-        item[name] = join_words(value, field)
+      else
+        if field[2] == "words" then
+          value = join_words(value, field)
+          item[name] = value
+        end
+        if value ~= field[3] then shape = shape + field.bit end
       end
     end
   end
+  item.shape = shape
   return unsaid == 0 or fill_in(item, fields)
 end
 
@@ -294,14 +301,14 @@ local function resolve_endpoints(document, endpoints, by_id, problems)
       if pool.endpoint ~= "" and pool.endpoint ~= "pool." .. tostring(pool.pool_id) then
         note(problems, path .. "endpoint", pool.endpoint, "give endpoint or endpoint_url, not both")
       end
-      pool.endpoint = "pool." .. tostring(pool.pool_id)
+      shapes.set(pool, POOL_FIELDS.named.endpoint, "pool." .. tostring(pool.pool_id))
       if not by_id[pool.endpoint] then
         local own = read({ endpoint_id = pool.endpoint, url = pool.endpoint_url }, ENDPOINT_FIELDS, path, problems)
         by_id[pool.endpoint], endpoints[#endpoints + 1] = own, own
       end
       by_id[pool.endpoint].url = pool.endpoint_url
     elseif pool.endpoint == "" then
-      pool.endpoint = document.default_endpoint
+      shapes.set(pool, POOL_FIELDS.named.endpoint, document.default_endpoint)
     elseif not by_id[pool.endpoint] then
       note(problems, path_of("pools", at) .. "endpoint", pool.endpoint, "no endpoint has this id")
     end
@@ -338,7 +345,9 @@ local function check_pools(document, problems)
       and pool.retry_base_ms > pool.retry_cap_ms then
       note(problems, path_of("pools", at) .. "retry_base_ms", pool.retry_base_ms, "allowed: at most retry_cap_ms")
     end
-    if not pool.max_attempts then pool.max_attempts = pool.delivery == "at_least_once" and 3 or 1 end
+    if not pool.max_attempts then
+      shapes.set(pool, POOL_FIELDS.named.max_attempts, pool.delivery == "at_least_once" and 3 or 1)
+    end
   end
   local total = document.total_concurrent_dispatch
   if type(total) == "number" and protected > total then

@@ -1,5 +1,6 @@
 --- A normalised config document as JSON: fields in fixed order, so that equal documents are equal texts. Pure.
 local config = require("lib.config")
+local shapes = require("lib.shapes")
 
 local document = {}
 
@@ -10,40 +11,42 @@ local function encode_value(value)
   return value == "" and '""' or cjson.encode(value)
 end
 
--- The member at `at`; the first and the last one bring the object's braces.
-local function encode_member(fields, at, value)
-  return (at == 1 and '{"' or '"') .. fields[at][1] .. '":' .. encode_value(value) .. (at == #fields and "}" or "")
-end
-
--- The members of an object that says nothing but defaults: most members of most objects.
-local function plain_members(fields)
-  local members = {}
-  for at = 1, #fields do members[at] = encode_member(fields, at, fields[at][3]) end
-  return members
-end
-
--- Each object of the list as JSON. Every member text is made once; those that say something else than the default take
--- the place of the plain one for a moment.
-local function encode_objects(list, fields)
-  local texts, plain, members, made = {}, plain_members(fields), plain_members(fields), {}
-  local default, position, said = fields.default, fields.at, {}
-  for at = 1, #fields do made[at] = {} end
-  for number, object in ipairs(list) do
-    local count = 0
-    for name, value in pairs(object) do
-      local at = value ~= default[name] and position[name]
-      if at then
-        local member = made[at][value]
-        if not member then
-          member = encode_member(fields, at, value)
-          made[at][value] = member
-        end
-        count = count + 1
-        said[count], members[at] = at, member
-      end
+-- The form of all objects of one shape: the names of the fields that are `said`, and in `parts` the texts around the
+-- places of their values.
+local function new_form(shape, fields)
+  local said, parts, text = {}, {}, "{"
+  for at, field in ipairs(fields) do
+    text = text .. (at > 1 and ',"' or '"') .. field[1] .. '":'
+    if shapes.says(shape, field) then
+      said[#said + 1] = field[1]
+      parts[#parts + 1], parts[#parts + 2] = text, "its value"
+      text = ""
+    else
+      text = text .. encode_value(field[3])
     end
-    texts[number] = table.concat(members, ",")
-    for each = 1, count do members[said[each]] = plain[said[each]] end
+  end
+  parts[#parts + 1] = text .. "}"
+  return { said = said, parts = parts }
+end
+
+-- Each object of the list as JSON.
+local function encode_objects(list, fields)
+  local texts, forms, values = {}, {}, {}
+  for number, object in ipairs(list) do
+    local shape = shapes.of(object, fields)
+    local form = forms[shape] or new_form(shape, fields)
+    forms[shape] = form
+    local said, parts = form.said, form.parts
+    for at = 1, #said do
+      local value = object[said[at]]
+      local text = values[value]
+      if not text then
+        text = encode_value(value)
+        values[value] = text
+      end
+      parts[2 * at] = text
+    end
+    texts[number] = table.concat(parts)
   end
   return texts
 end

@@ -43,9 +43,11 @@ end
 -- A pool that is new, or was named and is lost; those are listed in `restored`.
 local function make(step, name, before, restored)
   local pool = { name = name, config = {}, record = pools.new_record() }
-  if before.named[name] then
-    queue.restore(step, pool)
-    restored[#restored + 1] = pool
+  for _, named in ipairs(before.names.pools) do
+    if named == name then
+      queue.restore(step, pool)
+      restored[#restored + 1] = pool
+    end
   end
   return pool
 end
@@ -74,17 +76,13 @@ local function apply_pools(step, before, after, changed)
 end
 
 -- Empty pools that are left out go, with everything of theirs. (That they are empty was checked before.)
-local function remove_pools(step, before, after)
-  local stays = {}
-  for _, config in ipairs(after.pools) do stays[config.pool_id] = true end
-  for _, name in ipairs(before.names.pools) do
-    local pool = not stays[name] and pools.get(step, name)
-    if pool then
-      rotation.lift(step, pool, pool.config.endpoint, before.config.policy)
-      rotation.strike(step, pool)
-      pools.remove(step, name)
-      queue.remove(step, pool)
-    end
+local function remove_pools(step, names, old_policy)
+  for _, name in ipairs(names) do
+    local pool = pools.get(step, name)
+    rotation.lift(step, pool, pool.config.endpoint, old_policy)
+    rotation.strike(step, pool)
+    pools.remove(step, name)
+    queue.remove(step, pool)
   end
 end
 
@@ -105,14 +103,14 @@ function placement.place_anew(step, pool, line)
 end
 
 --- The config that is in force, as `lib/changes.lua` compares it. Also: `config` of the group, `names` of what the
--- document in force has, `named` pools as a set, and the set of pools that are `resting` (state/pools.lua).
+-- document in force has, and the set of pools that are `resting` (state/pools.lua).
 function placement.in_force(step, details)
   local found = { group = details.generation > 0 and step.config or nil, config = step.config, pools = {},
-    endpoints = {}, names = { pools = details.pools, endpoints = details.endpoints }, named = {}, resting = {} }
+    endpoints = {}, names = { pools = details.pools, endpoints = details.endpoints }, resting = {} }
   for _, name in ipairs(details.pools) do
     local config, rests = pools.look(step, name)
     found.pools[#found.pools + 1] = config
-    found.named[name], found.resting[name] = true, rests or nil
+    found.resting[name] = rests or nil
   end
   for _, name in ipairs(details.endpoints) do
     local config = endpoints.get(step, name).config
@@ -122,12 +120,11 @@ function placement.in_force(step, details)
 end
 
 --- Bring a config into force in a step whose `config` is the new one already. `before` is what was in force, `after`
--- has `pools`, `endpoints` and the `texts` of both (lib/document.lua), `changed` the sets of those that are new or
--- differ.
+-- has `pools`, `endpoints` and the `texts` of both (lib/document.lua), `changed` is what lib/changes.lua found.
 function placement.apply(step, before, after, changed)
   local gone = apply_endpoints(step, before, after, changed.endpoints)
   local moved, restored = apply_pools(step, before, after, changed)
-  remove_pools(step, before, after)
+  remove_pools(step, changed.gone, before.config.policy)
   for _, pool in ipairs(restored) do rotation.take_out(step, pool) end
   if restored[1] then slots.recount(step) end
   local line = {}
