@@ -12,6 +12,8 @@ from redis import connection as blocking
 from redis.asyncio import connection as waiting
 from redis.exceptions import ReadOnlyError
 
+from dispatch.fabric.patience import Impatient
+
 
 class _Leaving:
     _demoted = False
@@ -47,11 +49,11 @@ class _LeavingAsync:
         await super().send_packed_command(command, check_health)  # type: ignore[misc]  # mixed into a connection
 
 
-class BlockingConnection(_Leaving, blocking.Connection):
+class BlockingConnection(_Leaving, Impatient, blocking.Connection):
     """A plain blocking connection."""
 
 
-class BlockingTLSConnection(_Leaving, blocking.SSLConnection):
+class BlockingTLSConnection(_Leaving, Impatient, blocking.SSLConnection):
     """A blocking connection over TLS."""
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -15,13 +15,15 @@ from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric import functions
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.functions import Admission
+from dispatch.fabric.patience import answered_within
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
+from dispatch.producer.background import Background
 from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
 from dispatch.producer.draft import BODY_TTL_MS, make_draft
 from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
-from dispatch.producer.farewell import reply_due
+from dispatch.producer.farewell import FAREWELL_S, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
@@ -35,6 +37,7 @@ _log = structlog.get_logger(__name__)
 _CLOSE_POLL_S = 0.01
 _LATE_S = 0.1
 _LAST_ROUND_S = 1.0
+_ASK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Submit:
 
     answer: Admission | DispatchError | None = None
     sent: bool = True
+    sent_at: float = field(default_factory=time.monotonic)
 
     def withdraw(self) -> bool:
         """Refuse: it is sent."""
@@ -64,11 +68,13 @@ class Waiting:
     """A request that was admitted.
 
     On the monotonic clock: `until` = when its reply is overdue and `finish` asks for it, `end` = when that gives up.
+    `left` = its caller has been let go; whatever is still to be done about it is under way.
     """
 
     errand: BlockingErrand
     until: float = 0.0
     end: float = 0.0
+    left: bool = False
 
     @property
     def ready(self) -> Future[Outcome]:
@@ -93,7 +99,8 @@ class BlockingQueuedPath:
             Listener(lapsed=self._pump.look_after, taken_over=self._standing.taken_over),
         )
         self._standing.silencers = (self._liveness.stop, self._pump.retire)
-        self._asking = threading.Lock()
+        self._background = Background(f"background-{self.session.producer_id}")
+        self._asked = threading.Event()
         self._ended = False
 
     def open(self) -> None:
@@ -152,7 +159,11 @@ class BlockingQueuedPath:
             draft.request_id, errand.slot, fingerprint=draft.submission.fingerprint, lasting=draft.lasting
         )
         self._pump.wake()
-        reply_s = self._admit(errand)
+        try:
+            reply_s = self._admit(errand)
+        except FabricUnavailable:
+            self._leave_soon(waiting)
+            raise
         waiting.end = time.monotonic() + reply_s
         waiting.until = time.monotonic() + errand.overdue_in_s(reply_s)
         if errand.replay is not None:
@@ -175,18 +186,35 @@ class BlockingQueuedPath:
         if isinstance(outcome, Frame):
             return self._read_body(waiting, outcome)
         if outcome is None:
+            self._leave_soon(waiting)
             outcome = errand.no_word(time.monotonic() - self._pump.last_contact)
-            self.leave(waiting)
         return outcome
 
     def leave(self, waiting: Waiting) -> None:
         """Stop waiting and see to it that the request does not run for nobody. One attempt; never raises an error."""
+        if self._let_go(waiting):
+            self._farewell(waiting.errand)
+
+    def _leave_soon(self, waiting: Waiting) -> None:
+        """Leave without a call in this thread: its caller has waited as long as it may."""
+        until = time.monotonic() + FAREWELL_S
+        if self._let_go(waiting):
+            self._background.soon(lambda: self._farewell(waiting.errand) if time.monotonic() < until else None)
+
+    def _let_go(self, waiting: Waiting) -> bool:
+        """Stop waiting, once; returns whether the request has to be told to stop."""
+        if waiting.left:
+            return False
+        waiting.left = True
         errand = waiting.errand
         if errand.has_ended() or errand.surely_not_queued() or errand.draft.lasting:
             self.inbox.withdraw(errand.request_id, errand.slot)
-            return
+            return False
         self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
         self._pump.wake()
+        return True
+
+    def _farewell(self, errand: BlockingErrand) -> None:
         try:
             if errand.surely_ours() or self._is_ours(errand.request_id):
                 self._cancel(self._connection, errand.request_id, "the caller left")
@@ -210,6 +238,7 @@ class BlockingQueuedPath:
             self._liveness.stop()
             self._pump.stop()
             self._pump.join()
+            self._background.stop()
             self._liveness.join()
             self._connection.close()
 
@@ -228,18 +257,19 @@ class BlockingQueuedPath:
 
     def _attempt(self, errand: BlockingErrand) -> Admission | DispatchError:
         draft = errand.draft
-        try:
-            if errand.must_store and draft.body_key is not None:
-                self._connection.put(draft.body_key, draft.body, ttl_ms=BODY_TTL_MS)
-                errand.stored = True
-        except DispatchError as error:
-            return error
-        submit = draft.submit(errand.timeout_left_ms())
-        errand.attempt = Submit()
-        try:
-            errand.attempt.answer = self._connection.run(self.session.group, submit)
-        except DispatchError as error:
-            errand.attempt.answer = error
+        with answered_within(errand.admission_left_s()):
+            try:
+                if errand.must_store and draft.body_key is not None:
+                    self._connection.put(draft.body_key, draft.body, ttl_ms=BODY_TTL_MS)
+                    errand.stored = True
+            except DispatchError as error:
+                return error
+            submit = draft.submit(errand.timeout_left_ms())
+            errand.attempt = Submit()
+            try:
+                errand.attempt.answer = self._connection.run(self.session.group, submit)
+            except DispatchError as error:
+                errand.attempt.answer = error
         return errand.attempt.answer
 
     def _outcome(self, waiting: Waiting) -> Outcome | None:
@@ -252,24 +282,24 @@ class BlockingQueuedPath:
                 if (late_s := time.monotonic() - waiting.end) >= 0:
                     # A process that stood still goes on with all its threads: the pump gets its turn first.
                     return slot.result() if late_s > _LATE_S and wait([slot], _LAST_ROUND_S).done else None
-            with self._asking:  # one thread asks for all
-                if not slot.done():
-                    self._end_overdue()
+            if not self._asked.is_set():  # once for all
+                self._asked.set()
+                self._background.soon(self._end_overdue)
             left = min(ASK_AGAIN_S, waiting.end - time.monotonic())
 
     def _end_overdue(self) -> None:
-        try:
+        self._asked.clear()
+        with answered_within(_ASK_S):
             for _ in range(ROUNDS_MAX):
                 if not self._connection.run(self.session.group, end_overdue()).more:
                     return
-        except DispatchError as error:
-            _log.debug("overdue_not_ended", reason=str(error))  # whoever still waits asks again
 
     def _read_body(self, waiting: Waiting, frame: Frame) -> Reply:
         where = body_key(self.session.group, frame)
         while True:
             try:
-                body = self._connection.get(where)
+                with answered_within(max(_LATE_S, waiting.end - time.monotonic())):
+                    body = self._connection.get(where)
                 break
             except FabricUnavailable as error:
                 if time.monotonic() > waiting.end:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import structlog
 
-from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions
 from dispatch.fabric.sync import BlockingConnection, BlockingWaiter
 from dispatch.producer.inbox import Inbox
 from dispatch.producer.pump import FRAMES_MAX, WAIT_S, retry_pause_s
-from dispatch.producer.recovery import conclusion, state_of
+from dispatch.producer.recovery import conclusion, pages, state_of
 from dispatch.producer.session import Session
 
 _log = structlog.get_logger(__name__)
@@ -122,15 +122,12 @@ class BlockingPump:
     def _conclude(self) -> None:
         """Tell callers whose request the group has dropped or lost while server or process stood still."""
         outcomes = {}
-        for request_id in self._inbox.outstanding(admitted_only=True):
-            try:
-                answer = self._connection.run(self._session.group, state_of(request_id))
-            except FabricUnavailable:
-                raise
-            except DispatchError as error:
-                answer = error
-            if (outcome := conclusion(request_id, answer)) is not None:
-                outcomes[request_id] = outcome
+        for page in pages(self._inbox.outstanding(admitted_only=True)):
+            # In one round trip: while this thread asks, nobody reads replies.
+            answers = self._connection.run_many(self._session.group, [state_of(request_id) for request_id in page])
+            for request_id, answer in zip(page, answers, strict=True):
+                if (outcome := conclusion(request_id, answer)) is not None:
+                    outcomes[request_id] = outcome
         self._drain()  # a frame goes before what is concluded here
         for request_id, outcome in outcomes.items():
             self._inbox.settle(request_id, outcome)

@@ -45,9 +45,10 @@ class OutcomeSlot(Slot, Protocol):
 
 
 class Attempt(Protocol):
-    """One submit on its way. `sent`: from now on it may be done, whatever becomes of the answer."""
+    """One submit on its way. `sent` (since `sent_at` on the monotonic clock): from now on it may be done."""
 
     sent: bool
+    sent_at: float
 
     def withdraw(self) -> bool:
         """Take the submit back if it was not sent yet; returns whether it was in time."""
@@ -119,7 +120,9 @@ class Errand(Generic[SlotT, AttemptT]):
         """
         if isinstance(answer, Admitted):
             self.lapsed = answer.lapsed
-            return max(0, answer.deadline_ms - answer.server_ms) / 1000 + GRACE_S
+            # Counted from when the submit was sent: how long the answer took has passed on the server's clock, too.
+            took = 0.0 if self.attempt is None else time.monotonic() - self.attempt.sent_at
+            return max(0.0, max(0, answer.deadline_ms - answer.server_ms) / 1000 + GRACE_S - took)
         if isinstance(answer, Replayed):
             self.replay = _replayed(answer)
             return REPLAY_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections import deque
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +24,15 @@ SENDERS = 3
 
 
 class Ticket(Generic[T]):
-    """One call on its way. `sent`: from now on it may be done, whatever becomes of the answer."""
+    """One call on its way. `sent` (since `sent_at`): from now on it may be done, whatever becomes of the answer."""
 
-    __slots__ = ("answer", "call", "sent", "withdrawn")
+    __slots__ = ("answer", "call", "sent", "sent_at", "withdrawn")
 
     def __init__(self, call: FunctionCall[T]) -> None:
         self.call = call
         self.answer: Promise[T | DispatchError] = Promise()
         self.sent = False
+        self.sent_at = 0.0
         self.withdrawn = False
 
     def withdraw(self) -> bool:
@@ -82,12 +84,13 @@ class Pipeline:
 
     def _next_batch(self) -> list[Ticket[Any]]:
         batch: list[Ticket[Any]] = []
+        now = time.monotonic()
         while self._waiting and len(batch) < CALLS_MAX:
             ticket = self._waiting.popleft()
             if ticket.withdrawn:
                 ticket.answer.set_result(FabricUnavailable("the call was taken back before it was sent"))
                 continue
-            ticket.sent = True
+            ticket.sent, ticket.sent_at = True, now
             batch.append(ticket)
         return batch
 

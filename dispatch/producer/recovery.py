@@ -14,7 +14,8 @@ from dispatch.fabric.connection import Connection
 from dispatch.fabric.schema import document
 from dispatch.producer.inbox import Outcome
 
-_PAGE = 128
+PAGE = 128
+"""Requests whose state is asked for in one round trip."""
 
 _WHY_UNTOLD = {
     "producer_gone": "the group took this producer for gone: its liveness ran out while process or server stood still",
@@ -32,7 +33,7 @@ async def unanswerable(connection: Connection, group: str, ids: Sequence[str]) -
         FabricUnavailable, LibraryProblem: nothing is known.
     """
     outcomes: dict[str, Outcome] = {}
-    for page in _pages(ids):
+    for page in pages(ids):
         answers = await connection.run_many(group, [state_of(request_id) for request_id in page])
         for request_id, answer in zip(page, answers, strict=True):
             if (outcome := conclusion(request_id, answer)) is not None:
@@ -84,7 +85,8 @@ def _vanished(request_id: str) -> FabricError:
     )
 
 
-def _pages(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def pages(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Part `ids` into what is asked for in one round trip."""
     rest = iter(ids)
-    while page := list(itertools.islice(rest, _PAGE)):
+    while page := list(itertools.islice(rest, PAGE)):
         yield page
