@@ -7,6 +7,7 @@ they come about every 0.4 s, each for a while of its own, on several targets at 
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -32,13 +33,15 @@ _TRIES = 8
 _DELIVERY = {"wide": "at_most_once", "capped": "at_least_once", "kept": "at_most_once", "side": "at_least_once"}
 _WEIGHTS = {"wide": 4, "capped": 3, "kept": 2, "side": 3}
 
-_KINDS: tuple[tuple[str, str, float, float, float], ...] = (
-    # kind, kind of target, weight, least and most seconds
+_Kind = tuple[str, str, float, float, float]
+"""Kind of fault, kind of target, weight, least and most seconds."""
+
+_KINDS: tuple[_Kind, ...] = (
     ("kill", "gateway", 3.0, 0.2, 2.5),
-    ("stop", "gateway", 4.0, 0.1, 4.0),
+    ("stop", "gateway", 4.0, 0.1, 5.0),
     ("drain", "gateway", 1.0, 0.2, 1.5),
     ("cut", "gateway", 2.0, 0.0, 0.0),
-    ("freeze", "gateway", 2.0, 0.2, 3.5),
+    ("freeze", "gateway", 2.0, 0.2, 5.0),
     ("refuse", "gateway", 1.0, 0.2, 3.0),
     ("kill", "producer", 1.0, 0.2, 2.0),
     ("stop", "producer", 2.0, 0.1, 4.0),
@@ -47,7 +50,7 @@ _KINDS: tuple[tuple[str, str, float, float, float], ...] = (
     ("refuse", "producer", 0.7, 0.2, 3.0),
     ("kill", "valkey", 0.8, 0.1, 1.5),
     ("restart", "valkey", 0.6, 0.1, 1.0),
-    ("stop", "valkey", 1.5, 0.1, 3.0),
+    ("stop", "valkey", 1.5, 0.1, 7.0),
     ("slow", "valkey", 1.5, 1.0, 4.0),
     ("flush", "valkey", 0.4, 0.1, 0.8),
     ("cut", "valkey", 0.7, 0.0, 0.0),
@@ -56,6 +59,9 @@ _KINDS: tuple[tuple[str, str, float, float, float], ...] = (
     ("cut", "backend", 1.0, 0.0, 0.0),
     ("refuse", "backend", 1.0, 0.3, 2.0),
 )
+KINDS = tuple(f"{kind[1]} {kind[0]}" for kind in _KINDS)
+"""All faults, as `--only` takes them."""
+
 CUTS = frozenset({"cut", "freeze", "refuse"})
 """Faults of connections."""
 
@@ -86,8 +92,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The group's config, without the endpoints' addresses."""
 
 
-def make_plan(seed: int, requests: int, mode: str, rate: float = RATE) -> Plan:
-    """Make the plan of `seed`. The same arguments make the same plan."""
+def make_plan(seed: int, requests: int, mode: str, rate: float = RATE, only: Collection[str] = ()) -> Plan:
+    """Make the plan of `seed`. The same arguments make the same plan. `only`: faults like "valkey stop"; () = all."""
     duration = requests / rate
     orders: dict[str, list[Order]] = {producer: [] for producer in PRODUCERS}
     chance = random.Random(f"orders {seed}")
@@ -96,7 +102,8 @@ def make_plan(seed: int, requests: int, mode: str, rate: float = RATE) -> Plan:
         orders[producer].append(_order(chance, f"c{seed}-{number:06}", (number + chance.random()) / rate))
     for several in orders.values():
         several.sort(key=lambda order: order.at_s)
-    faults = _faults(random.Random(f"faults {seed}"), duration)
+    kinds = [kind for kind in _KINDS if not only or f"{kind[1]} {kind[0]}" in only]
+    faults = _faults(random.Random(f"faults {seed}"), duration, kinds)
     return Plan(seed=seed, mode=mode, duration_s=duration, orders=orders, faults=faults, document=_document(mode))
 
 
@@ -123,7 +130,7 @@ def _order(chance: random.Random, tag: str, at_s: float) -> Order:
     )
 
 
-def _faults(chance: random.Random, duration_s: float) -> list[Fault]:
+def _faults(chance: random.Random, duration_s: float, kinds: Sequence[_Kind]) -> list[Fault]:
     """Make the storms: none in the first seconds, none so late that it would outlast the calls by much."""
     faults: list[Fault] = []
     free_at: dict[str, float] = {}
@@ -132,7 +139,7 @@ def _faults(chance: random.Random, duration_s: float) -> list[Fault]:
         if at % (_STORM_S + _CALM_S) > _STORM_S:
             at += _CALM_S
             continue
-        tries = (_fault(chance, round(at, 3)) for _ in range(_TRIES))
+        tries = (_fault(chance, round(at, 3), kinds) for _ in range(_TRIES))
         fault = next((one for one in tries if free_at.get(one.target, 0.0) <= at), None)
         if fault is not None:
             faults.append(fault)
@@ -141,8 +148,8 @@ def _faults(chance: random.Random, duration_s: float) -> list[Fault]:
     return faults
 
 
-def _fault(chance: random.Random, at_s: float) -> Fault:
-    kind, family, _, least, most = chance.choices(_KINDS, [each[2] for each in _KINDS])[0]
+def _fault(chance: random.Random, at_s: float, kinds: Sequence[_Kind]) -> Fault:
+    kind, family, _, least, most = chance.choices(kinds, [each[2] for each in kinds])[0]
     targets = {"gateway": GATEWAYS, "producer": PRODUCERS, "backend": BACKENDS, "valkey": ("valkey",)}
     # Short ones are more frequent than long ones.
     for_s = least + (most - least) * min(chance.random(), chance.random())

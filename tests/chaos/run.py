@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tests.chaos import findings
-from tests.chaos.plan import MODES, RATE, Plan, make_plan
+from tests.chaos.plan import KINDS, MODES, RATE, Plan, make_plan
 from tests.chaos.storm import Storm
 from tests.chaos.verdict import Verdict, judge
 from tests.chaos.world import World, say
@@ -35,13 +35,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="how many calls the producers make (2000)")
     parser.add_argument("--mode", choices=MODES, default="both", help="delivery mode of the pools (both: some of each)")
     parser.add_argument("--rate", type=float, default=RATE, help=f"calls per second of all producers ({RATE:g})")
+    parser.add_argument("--only", default="", help=f"a comma-separated part of the faults: {', '.join(KINDS)}")
     parser.add_argument("--calm", action="store_true", help="the same calls without any fault")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     parser.add_argument("--keep", action="store_true", help="keep logs and evidence also when everything held")
     arguments = parser.parse_args()
     if not 1 <= arguments.requests <= 50_000:
         parser.error("--requests: 1 to 50000 (the endings stream keeps 100000 records)")
-    plan = make_plan(arguments.seed, arguments.requests, arguments.mode, arguments.rate)
+    only = [kind.strip() for kind in arguments.only.split(",") if kind.strip()]
+    if unknown := set(only) - set(KINDS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is no fault; there are {', '.join(KINDS)}")
+    plan = make_plan(arguments.seed, arguments.requests, arguments.mode, arguments.rate, only)
     if arguments.calm:
         plan = msgspec.structs.replace(plan, faults=[])
     result, verdict = run(plan, arguments)
@@ -59,6 +63,8 @@ def run(plan: Plan, arguments: argparse.Namespace) -> tuple[dict[str, Any], Verd
     again = f"scripts/chaos --seed {plan.seed} --requests {arguments.requests} --mode {plan.mode} --json"
     if arguments.rate != RATE:
         again += f" --rate {arguments.rate:g}"
+    if arguments.only:
+        again += f" --only '{arguments.only}'"
     if arguments.calm:
         again += " --calm"
     say(f"seed {plan.seed}: {arguments.requests} calls in {plan.duration_s:.0f} s, {len(plan.faults)} faults")
