@@ -82,15 +82,18 @@ class Service:
 
     async def _stream(self, exchange: Exchange, generation: Generation, plan: Plan, asked_at: float) -> None:
         behaviour = generation.call.behaviour
-        events = list(stream_events(generation))
-        middle = len(events) // 2
+        events, middle = stream_events(generation), -1
+        if behaviour.has_fault:
+            planned = list(events)
+            middle = len(planned) // 2
+            events = _with_faults(planned, middle, behaviour)
         await anyio.sleep(plan.first_s)
         next_at = anyio.current_time()
         self._metrics.observe(next_at - asked_at, self._engine.token_s(plan))
         await exchange.start(200, [*_label(behaviour, b"text/event-stream"), (b"cache-control", b"no-cache")])
         if await _ended(exchange, behaviour, "head"):
             return
-        for number, event in enumerate(_with_faults(events, middle, behaviour)):
+        for number, event in enumerate(events):
             if number == middle and await _ended(exchange, behaviour, "body"):
                 return
             if event.token:
