@@ -116,7 +116,7 @@ async def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(valkey: Va
         group = wide_group(valkey.url, pools=pools, endpoints=address, lease_ms=900)
         async with gateway_on(valkey.url, group), Caller(kind, valkey.url, fabric_group=group) as caller:
             started = time.monotonic()
-            runs = asyncio.create_task(caller.ended(timeout=2.0))
+            runs = asyncio.create_task(caller.ended(timeout=1.5))
             await stub.until(lambda seen: len(seen.requests) == 1)
             waits = await caller.ended(timeout=0.3)
             assert (waits.ending, waits.execution_ms) == ("expired", None)
