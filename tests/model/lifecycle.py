@@ -30,7 +30,7 @@ def submit(group: Group, submission: r.Submission, now: int, *, stored: bool) ->
     pool = group.pools.get(submission.pool_id)
     if pool is None:
         raise PoolUnknown(submission.pool_id, known=tuple(group.pools))
-    refused = _refusal(group, pool, submission.body_bytes)
+    refused = refusal(group, pool, submission.body_bytes)
     inline = submission.body_bytes <= LIMITS["inline_body_bytes"]
     if refused is None and (len(submission.body) < submission.body_bytes if inline else not stored):
         refused = r.Refused("body_missing", len(submission.body), submission.body_bytes, None)
@@ -59,7 +59,7 @@ def _cost(group: Group, submission: r.Submission) -> int:
     return max(group.settings.cost_min, min(units, group.settings.cost_max))
 
 
-def _refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
+def refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
     """Return the first bound the request would break."""
     config, limits = pool.settings, group.settings
     depth, held = len(pool.live), sum(request.bytes for request in pool.live)
@@ -75,13 +75,15 @@ def _refusal(group: Group, pool: Pool, size: int) -> r.Refused | None:
     return next((r.Refused(reason, value, limit, None) for reason, value, limit, broken in bounds if broken), None)
 
 
-def cancel(group: Group, request_id: str, actor: str, now: int) -> r.Cancellation:
+def cancel(group: Group, request_id: str, actor: str, now: int, *, only_waiting: bool = False) -> r.Cancellation:
     """End a request that waits (also for its retry); mark a running one, its gateway does the rest."""
     request = group.find(request_id, now)
     if request is None:
         return r.Cancellation("UNKNOWN")
     if request.state == "ended":
         return r.Cancellation("ENDED", request.ending)
+    if request.state == "leased" and only_waiting:
+        return r.Cancellation("RUNNING", request.gateway)
     if request.state == "leased":
         request.cancelled_by = actor
         return r.Cancellation("CANCELLING", request.gateway)

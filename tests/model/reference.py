@@ -11,7 +11,8 @@ is bounded or packed for speed: what can be counted is counted from requests and
     flows.py      keys and priorities in a pool    retries.py    whether and when another attempt follows
     breaker.py    what an endpoint lets through    timers.py     what has come due
     chores.py     what gateways do beside runs     watching.py   what those chores come to
-    repeats.py    idempotency keys, kept replies   oracle.py     ideal shares (waterfilling)
+    repeats.py    idempotency keys, kept replies   dead.py       the dead list
+    oracle.py     ideal shares (waterfilling)
 
 Not modelled: wake tokens (property tests ask `eligible` instead), frames' bytes, snapshots, expiry of gateways'
 registry entries, damage of stored keys except a lost body and a lost envelope.
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch.fabric import records as r
-from tests.model import changes, chores, flows, lifecycle, line, scheduler, settling, timers, watching
+from tests.model import changes, chores, dead, flows, lifecycle, line, scheduler, settling, timers, watching
 from tests.model.endings import outage
 from tests.model.records import Answer, Group, Request
 from tests.model.scheduler import Claimant
@@ -70,10 +71,19 @@ class Reference:
         self.group.now = now
         return lifecycle.submit(self.group, submission, now, stored=stored)
 
-    def cancel(self, request_id: str, actor: str, now: int) -> r.Cancellation:
-        """End a waiting request, or ask for a running one to be stopped."""
+    def cancel(self, request_id: str, actor: str, now: int, *, only_waiting: bool = False) -> r.Cancellation:
+        """End a waiting request, or ask for a running one to be stopped (or leave it alone)."""
         self.group.now = now
-        return lifecycle.cancel(self.group, request_id, actor, now)
+        return lifecycle.cancel(self.group, request_id, actor, now, only_waiting=only_waiting)
+
+    def change_dead(self, action: str, request_id: str, new_id: str, now: int) -> r.DeadChange:
+        """Drop a request of the dead list, or retry it as `new_id`.
+
+        Raises:
+            PoolUnknown, StateConflict: it cannot be retried (so).
+        """
+        self.group.now = now
+        return dead.change(self.group, action, request_id, new_id)
 
     def claim(self, claimant: Claimant, want: int, now: int) -> r.Claim:
         """Launch up to `want` requests. A repeated call lists those of its leases that are still current.

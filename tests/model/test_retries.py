@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dispatch.contract import Attempt
+from dispatch.errors import StateConflict
 from dispatch.fabric import records as r
 from tests.model import retries
 from tests.model.reference import Reference
@@ -281,6 +282,30 @@ class TestDead:
     def test_the_latest_are_kept(self) -> None:
         assert list(self.died(5, dead_kept=2).group.dead) == ["r3", "r4"]
         assert self.died(5, dead_kept=0).group.dead == {}
+
+    def test_one_may_be_dropped(self) -> None:
+        twin = self.died(1)
+        assert twin.change_dead("drop", "r0", "", NOW).status == "DROPPED"
+        assert twin.change_dead("drop", "r0", "", NOW).status == "UNKNOWN"
+        assert isinstance(submit(twin, "r0", nonce="another"), r.Admitted)
+
+    def test_one_may_be_retried_as_a_new_detached_request(self) -> None:
+        twin = self.died(1)
+        twin.group.alive["producer"] = ("session", 0)
+        with pytest.raises(StateConflict):
+            twin.change_dead("retry", "r0", "r0", NOW)
+        assert twin.change_dead("retry", "r0", "new", NOW) == r.DeadChange("RETRIED", new_id="new")
+        assert twin.group.dead == {}
+        (lease,) = claim(twin, nonce="again").leases
+        assert (lease.request_id, lease.attempt, lease.deadline_ms) == ("new", 1, NOW + 3_600_000)
+        settle(twin, lease)
+        assert twin.group.results["new"].ending == "succeeded"
+
+    def test_retry_that_its_pool_refuses_leaves_it_in_the_list(self) -> None:
+        twin = self.died(1)
+        twin.pause("a", "drain")
+        assert twin.change_dead("retry", "r0", "new", NOW) == r.DeadChange("REFUSED", reason="pool_draining")
+        assert list(twin.group.dead) == ["r0"]
 
     def test_run_that_its_gateway_broke_off_follows_the_delivery_mode(self) -> None:
         for delivery, word, ending in (("at_most_once", "OK", [("r", "lost")]), ("at_least_once", "REQUEUED", [])):

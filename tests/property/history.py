@@ -94,14 +94,24 @@ class History(Accidents):
 
         self._do(once)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel by id, whatever its state."""
-        call = f.request_cancel(request_id, actor="test")
+        call = f.request_cancel(request_id, actor="test", only_waiting=only_waiting)
 
         def once() -> None:
             server, now = self._run(call)
-            twin = self.twin.cancel(request_id, "test", now)
+            twin = self.twin.cancel(request_id, "test", now, only_waiting=only_waiting)
             assert (server.status, server.ending) == (twin.status, twin.ending), (server, twin)
+
+        self._do(once)
+
+    def change_dead(self, action: str, request_id: str, new_id: str) -> None:
+        """Retry or drop what is (or is not) in the dead list."""
+
+        def once() -> None:
+            server, now = self._run_or_error(f.dead_change(action, request_id, actor="test", new_id=new_id))
+            twin = self._twin(lambda: self.twin.change_dead(action, request_id, new_id, now))
+            assert (type(server) if isinstance(server, DispatchError) else server) == twin, (server, twin)
 
         self._do(once)
 

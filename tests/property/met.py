@@ -13,8 +13,13 @@ COMMON = {
     "a capped pool", "a holder", "a paused pool", "a second attempt", "debt", "grace", "kept pools", "keys",
     "several pools wait for an endpoint", "tags of idle keys", "tombstones", "virtual rounds", "ending succeeded",
     "ending cancelled", "ending expired", "ending failed", "ending lost", "ending malformed", "ending producer_gone",
+    "an open endpoint", "a breaker that closed", "a hold", "a pool that waits for an open endpoint",
+    "a pool that waits for a gate", "a delayed request", "several tries", "a probe",
 }  # fmt: skip
-RARE = {"a pass over several calls", "ending dead", "ending reply_dropped"}
+RARE = {
+    "a pass over several calls", "ending dead", "ending reply_dropped", "a watcher's probe", "a good probe of several",
+    "a refusal by an open endpoint", "a spent budget", "dead requests",
+}  # fmt: skip
 
 
 def situations(group: Group, now: int) -> dict[str, Any]:

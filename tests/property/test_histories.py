@@ -284,10 +284,25 @@ class HistoryMachine(RuleBasedStateMachine):
             self.history.envelope_vanishes(self.pick(queued, at))
 
     @precondition(lambda self: self.requests())
-    @rule(at=small, waiting=st.booleans())
-    def cancel(self, at: int, *, waiting: bool) -> None:
+    @rule(at=small, waiting=st.booleans(), only_waiting=st.booleans())
+    def cancel(self, at: int, *, waiting: bool, only_waiting: bool) -> None:
         found = self.requests("queued", "delayed") if waiting else self.requests()
-        self.history.cancel(self.pick(found, at).id if found else "nobody")
+        self.history.cancel(self.pick(found, at).id if found else "nobody", only_waiting=only_waiting)
+
+    @precondition(lambda self: self.history.twin.group.dead)
+    @rule(at=small, action=st.sampled_from(("retry", "retry", "drop")), used_id=st.booleans())
+    def change_dead(self, at: int, action: str, *, used_id: bool) -> None:
+        request_id = self.pick(sorted(self.history.twin.group.dead), at)
+        self.history.change_dead(action, request_id, request_id if used_id and at % 2 else self.history.new_id())
+
+    @rule(leases=picks)
+    def gateways_die_again_and_again(self, leases: list[int]) -> None:
+        """Let the same requests lose their gateways until none of their attempts is left."""
+        for at in [*leases, *leases]:
+            self.history.claim(GATEWAYS[1], 3)
+            if self.history.twin.group.leases:
+                self.history.lease_runs_out(self.pick(sorted(self.history.twin.group.leases), at))
+                self.history.reap(50)
 
     @rule(producer=st.sampled_from(PRODUCERS), owner=st.booleans(), back=st.integers(0, 2))
     def acknowledge(self, producer: str, *, owner: bool, back: int) -> None:
