@@ -115,7 +115,7 @@ def _right_missing(text: str) -> DispatchError:
 _MEANINGS: dict[str, Callable[[str], DispatchError]] = {
     "POOL_UNKNOWN": _pool_unknown,
     "GROUP_UNKNOWN": errors.GroupUnknown,
-    "CONTRACT_MISMATCH": errors.ContractMismatch,
+    "CONTRACT_MISMATCH": lambda text: errors.ContractMismatch(f"{text}; run: {LOAD_COMMAND}"),
     "BAD_ARGUMENT": errors.BadArgument,
     "STATE_CONFLICT": errors.StateConflict,
     "LEASE_LOST": errors.LeaseLost,

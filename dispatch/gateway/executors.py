@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
 
 from dispatch.backend.client import EndpointClient
 from dispatch.backend.execution import Execution
+from dispatch.backend.streaming import BackendStream
 from dispatch.contract.call import Call
 from dispatch.contract.envelope import RequestEnvelope
 from dispatch.contract.reply import ReplyHead
@@ -32,6 +34,17 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class StreamingExecutor(Protocol):
+    """An executor that can stream, too. The duties are the same; the stream says how it ended."""
+
+    async def stream(
+        self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float
+    ) -> AbstractAsyncContextManager[BackendStream]:
+        """Return the stream of the request of `lease`; entering it makes the call."""
+        ...
+
+
 class EndpointExecutor:
     """Calls the endpoint that the lease names, by the group's config. The client is closed by who gave it."""
 
@@ -46,18 +59,32 @@ class EndpointExecutor:
             EndpointUnusable: the config has no such endpoint, or its key cannot be read here.
         """
         endpoint = await self._endpoints.find(lease.endpoint_id)
-        call = Call(
-            operation=envelope.operation,
-            body=body,
-            model=envelope.model,
-            stream=envelope.stream,
-            message_count=envelope.message_count,
-            image_count=envelope.image_count,
-        )
-        return await self._client.execute(endpoint, call, deadline_s=deadline_s)
+        return await self._client.execute(endpoint, _call(envelope, body), deadline_s=deadline_s)
+
+    async def stream(
+        self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float
+    ) -> AbstractAsyncContextManager[BackendStream]:
+        """Return the stream of a call to the endpoint.
+
+        Raises:
+            EndpointUnusable: as of `execute`.
+        """
+        endpoint = await self._endpoints.find(lease.endpoint_id)
+        return self._client.stream(endpoint, _call(envelope, body), deadline_s=deadline_s)
 
     async def aclose(self) -> None:
         """Nothing of its own to close."""
+
+
+def _call(envelope: RequestEnvelope, body: bytes) -> Call:
+    return Call(
+        operation=envelope.operation,
+        body=body,
+        model=envelope.model,
+        stream=envelope.stream,
+        message_count=envelope.message_count,
+        image_count=envelope.image_count,
+    )
 
 
 class NoopExecutor:

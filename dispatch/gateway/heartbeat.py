@@ -35,7 +35,10 @@ _REAP_S = 0.5  # a deadline that passes while a request waits is told within a s
 
 
 class Heart:
-    """Beats every third of a lease (of the producers' liveness, if that is shorter), and at once when a token says that one of our requests was cancelled."""
+    """Beats every third of a lease (of the producers' liveness, if that is shorter).
+
+    And at once when a token says that one of our requests was cancelled.
+    """
 
     def __init__(self, link: Link, runner: Runner, claims: ClaimLoop, endpoints: Endpoints) -> None:
         self._link = link
@@ -67,8 +70,7 @@ class Heart:
             except PROBLEMS as error:
                 log.debug("heartbeat_failed", error=str(error))
                 if isinstance(error, GroupUnknown):
-                    await self._link.configure()
-                    self._claims.look()  # nobody knows there that we sleep
+                    await self._group_gone(error)
                 pause = min(self._endpoints.beat_s, _RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             with anyio.move_on_after(pause):
                 await self._now.wait()
@@ -84,7 +86,16 @@ class Heart:
                         break
             except PROBLEMS as error:
                 log.debug("reaping_failed", error=str(error))
+                if isinstance(error, GroupUnknown):
+                    self._now.set()
             await anyio.sleep(_REAP_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+
+    async def _group_gone(self, error: GroupUnknown) -> None:
+        """The server knows no such group: it has none of our leases, and nobody there knows that we sleep."""
+        for held in self._holdings:
+            self._stop(held, StopReason.LOST)
+        await self._link.configure(error)
+        self._claims.look()
 
     async def beat(self, *, last: bool = False) -> None:
         """Send one heartbeat and act on its answer. The last one says that there are no slots here any more.

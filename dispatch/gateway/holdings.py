@@ -14,6 +14,7 @@ from enum import Enum
 
 import msgspec
 
+from dispatch.contract.reply import Usage
 from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS
 
@@ -40,6 +41,8 @@ class StopReason(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     PROBE_OVER = "probe_over"  # the breaker's probe has had its time
+    GONE = "gone"  # nobody reads the stream any more
+    SLOW = "slow"  # too little of the stream is read
     DRAINED = "drained"
 
 
@@ -52,7 +55,8 @@ NOTHING_TO_SETTLE = frozenset({StopReason.LOST, StopReason.FENCED})
 class Held:
     """One lease as this gateway sees it. Times are of the event loop's clock, seconds.
 
-    `told`: a part of the answer has gone to the caller, so no other run may follow this one.
+    `told`: a part of the answer has gone to the caller, so no other run may follow this one. `usage`: tokens that a
+    stream had told of when it ended or was broken off.
     """
 
     lease: Lease
@@ -63,6 +67,7 @@ class Held:
     task: asyncio.Task[None] | None = None
     result: Settlement | None = None
     told: bool = False
+    usage: Usage | None = None
 
 
 class Begun:

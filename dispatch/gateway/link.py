@@ -59,6 +59,7 @@ class Link:
         self.since = time.time()
         self.problem = ""
         self._kind: type[DispatchError] | None = None
+        self._other_contract = False
         self.on_group_unknown: Callable[[], Awaitable[None]] | None = None
         self.on_found: Callable[[], None] = lambda: None
         """Told when a call gets through again."""
@@ -90,15 +91,17 @@ class Link:
         """
         await self._insist(lambda: self.connection.put(key, value, ttl_ms=ttl_ms), (FabricFull,))
 
-    async def configure(self) -> None:
+    async def configure(self, unknown: GroupUnknown) -> None:
         """Make the group's config, which is gone (another server, or flushed), again as at the first start, if we may.
 
-        Where that cannot be, the reason is this line's problem until somebody configures the group.
+        Where that cannot be, `unknown` is this line's problem until somebody configures the group.
         """
         try:
             if self.on_group_unknown is not None:
                 await self.on_group_unknown()
-        except PROBLEMS as error:
+        except ConfigurationError:
+            self.lost(unknown)
+        except FabricError as error:
             self.lost(error)
 
     def lost(self, error: DispatchError) -> None:
@@ -118,8 +121,8 @@ class Link:
                 # Another library may refuse what this version's takes: then it is no answer.
                 if isinstance(error, FabricFull) or not await self._foreign():
                     raise
-            except GroupUnknown:
-                await self.configure()
+            except GroupUnknown as error:
+                await self.configure(error)
             except PROBLEMS as error:
                 log.debug("call_not_answered", group=self.group, error=str(error))
             # Jitter: gateways that lost the same server do not come back in step.
@@ -139,7 +142,7 @@ class Link:
             problem = LibraryProblem(f"the function library on the server answers in another form; run: {LOAD_COMMAND}")
             self.lost(problem)
             raise problem from error
-        if not self.reachable:
+        if not self.reachable and not (self._other_contract and await self._foreign()):
             self._found()
         return Answer(value, sent_at)
 
@@ -147,7 +150,8 @@ class Link:
         """Say whether the server's library speaks another contract (then it is noted), or cannot be asked."""
         try:
             found = await self.connection.run(self.group, library_version())
-            if found.contract == CONTRACT_VERSION:
+            self._other_contract = found.contract != CONTRACT_VERSION
+            if not self._other_contract:
                 return False
             require_same(found)
         except PROBLEMS as error:

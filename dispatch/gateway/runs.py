@@ -14,10 +14,11 @@ from dispatch.errors import FabricFull
 from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.gateway.endpoints import EndpointUnusable
-from dispatch.gateway.executors import Executor
+from dispatch.gateway.executors import Executor, StreamingExecutor
 from dispatch.gateway.holdings import NOTHING_TO_SETTLE, Begun, Held, Holdings, Phase, StopReason, attempt_of
 from dispatch.gateway.link import Link
 from dispatch.gateway.settling import Settler
+from dispatch.gateway.streams import Appender
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,14 @@ _LATE_S = 0.25  # an executor keeps its deadline itself and says more about it; 
 _SWEEP_S = 0.1
 _PROBE_MARGIN, _PROBE_MARGIN_S = 0.1, 0.25  # of a probe's time, at most: what its report takes, or it says nothing
 _REPLY_BODY_TTL_MS = 300_000
+
+# What the server's words about chunks mean for a run. (GAP is a fault of ours: it has no reason to stop for.)
+_UNWANTED = {
+    "LEASE_LOST": StopReason.LOST,
+    "CANCELLED": StopReason.CANCELLED,
+    "PRODUCER_GONE": StopReason.GONE,
+    "SLOW_CONSUMER": StopReason.SLOW,
+}
 
 _ENVELOPE = msgspec.json.Decoder(RequestEnvelope)
 
@@ -43,6 +52,8 @@ class Runner:
     """
 
     def __init__(self, link: Link, holdings: Holdings, executor: Executor, settler: Settler) -> None:
+        self.appender = Appender(link, settler.gateway_id)
+        """Has to run for streams to come through."""
         self._link = link
         self.holdings = holdings
         self._executor = executor
@@ -211,8 +222,32 @@ class Runner:
             return None
         held.phase = Phase.CALLING
         self._begun.add(lease)
-        execution = await self._executor.execute(lease, envelope, body, deadline_s)
+        if envelope.stream:
+            execution = await self._stream(held, envelope, body, deadline_s)
+        else:
+            execution = await self._executor.execute(lease, envelope, body, deadline_s)
         return await self._settlement(lease, execution)
+
+    async def _stream(self, held: Held, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
+        """Pass a stream on as it comes; returns when the fabric has all of it, so that its end is told last."""
+        if not isinstance(self._executor, StreamingExecutor):
+            raise TypeError(f"{type(self._executor).__name__} cannot stream")
+        channel = self.appender.open(held.lease)
+        try:
+            async with await self._executor.stream(held.lease, envelope, body, deadline_s) as stream:
+                try:
+                    async for payload in stream:
+                        held.told = True
+                        if not await channel.put(payload.event, payload.data):
+                            break
+                finally:
+                    held.usage = stream.head.usage
+            if not await channel.flushed():
+                self.stop(held, _UNWANTED[channel.refused])
+                await asyncio.sleep(0)  # where this run, which has just been cancelled, ends
+            return stream.execution
+        finally:
+            channel.close()
 
     async def _body(self, lease: Lease) -> bytes | None:
         group = self._link.group

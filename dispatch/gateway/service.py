@@ -69,6 +69,7 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.heart.run)
                 tasks.start_soon(self.heart.reap)
+                tasks.start_soon(self._runner.appender.run)
                 tasks.start_soon(self.heart.listener.run)
                 tasks.start_soon(self.claims.listener.run)
                 tasks.start_soon(self._watcher.run)

@@ -21,6 +21,8 @@ _VERDICTS = {word.value: word for word in Verdict}
 _STOPPED = {
     StopReason.CANCELLED: (Outcome.CANCELLED, "cancelled", "the request was cancelled while it ran"),
     StopReason.EXPIRED: (Outcome.EXPIRED, "deadline_exceeded", "the request's deadline passed while it ran"),
+    StopReason.GONE: (Outcome.PRODUCER_GONE, "producer_gone", "the producer stopped refreshing its liveness"),
+    StopReason.SLOW: (Outcome.FAILED, "slow_consumer", "too little of the stream was read while it came"),
     StopReason.DRAINED: (Outcome.LOST, "lost", "the gateway shut down before the endpoint had answered"),
 }
 
@@ -35,13 +37,13 @@ class Settler:
     def __init__(self, identity: Identity, is_given_back: Callable[[str], bool]) -> None:
         """`is_given_back` says whether a pool's requests may be run again (delivery `at_least_once`)."""
         self._is_given_back = is_given_back
-        self._gateway_id = identity.gateway_id
+        self.gateway_id = identity.gateway_id
         self._dispatcher_id = identity.dispatcher_id
-        self._failed_head = ReplyHead(gateway_id=self._gateway_id, dispatcher_id=self._dispatcher_id)
+        self._failed_head = ReplyHead(gateway_id=self.gateway_id, dispatcher_id=self._dispatcher_id)
 
     def executed(self, lease: Lease, execution: Execution, *, by_reference: bool = False) -> Settlement:
         """Settle with what the executor says; `by_reference` when the body was stored by itself."""
-        head = msgspec.structs.replace(execution.head, gateway_id=self._gateway_id, dispatcher_id=self._dispatcher_id)
+        head = msgspec.structs.replace(execution.head, gateway_id=self.gateway_id, dispatcher_id=self._dispatcher_id)
         error, usage = head.error, head.usage
         return Settlement(
             request_id=lease.request_id,
@@ -78,7 +80,11 @@ class Settler:
             return self.released(held.lease)
         if reason is StopReason.PROBE_OVER:
             return self._probe_over(held.lease)
-        return self._own(held.lease, *_STOPPED[reason])
+        settlement = self._own(held.lease, *_STOPPED[reason])
+        if held.usage is None:
+            return settlement
+        tokens = {"input_tokens": held.usage.input_tokens, "output_tokens": held.usage.output_tokens}
+        return msgspec.structs.replace(settlement, **tokens)
 
     def lost(self, lease: Lease) -> Settlement:
         """Settle a lease whose call may have come to no end; its pool's delivery mode says what follows."""

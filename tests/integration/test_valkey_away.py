@@ -162,6 +162,8 @@ async def test_under_load_what_was_admitted_is_executed_once_and_told(
             wrong = [one for one in found if not isinstance(one, Reply)]
             assert wrong == []
             assert seen == {str(number): 1 for number in range(100)}
+            assert fabric.pool()["endings"] == {"succeeded": 100}
+            assert len({row["request_id"] for row in fabric.endings()}) == len(fabric.endings()) == 100
             await fabric.until_clean()
 
 
