@@ -140,6 +140,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     LOST = "lost"
+    PRODUCER_GONE = "producer_gone"
     RELEASE = "release"
 
 

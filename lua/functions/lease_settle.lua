@@ -3,8 +3,8 @@
 -- Args:    gateway, dispatcher, nonce, want (0 = claim none), count, then per item: request_id fence outcome status
 --          error_type error_message verdict hold_ms input_tokens output_tokens head body by_reference(0|1)
 --          actual_units ("" = as estimated) retryable(0|1: nothing was answered); outcome is succeeded, failed,
---          cancelled, expired, lost (what then happens is the pool's delivery mode) or release (give back, the attempt
---          is not counted)
+--          cancelled, expired, producer_gone, lost (what then happens is the pool's delivery mode) or release (give
+--          back, the attempt is not counted)
 -- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED | RETRY), then the answer of lease_claim
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   leased -> ended, leased -> queued, leased -> delayed, delayed -> queued, queued -> leased, queued -> ended
@@ -34,7 +34,8 @@ local state = require("state.step")
 local tries = require("lib.tries")
 
 local FIRST_ITEM, ITEM_LENGTH = 5, 15
-local OUTCOMES = { succeeded = true, failed = true, cancelled = true, expired = true, lost = true, release = true }
+local OUTCOMES = { succeeded = true, failed = true, cancelled = true, expired = true, lost = true, producer_gone = true,
+  release = true }
 
 local function read_item(args, index)
   local at = FIRST_ITEM + (index - 1) * ITEM_LENGTH
@@ -142,7 +143,7 @@ local function run(keys, args)
     ids[index] = items[index].id
     if not OUTCOMES[items[index].outcome] then
       return faults.bad_argument("outcome", items[index].outcome,
-        "succeeded, failed, cancelled, expired, lost, release")
+        "succeeded, failed, cancelled, expired, lost, producer_gone, release")
     end
   end
 
