@@ -178,7 +178,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Answer of `lease_settle`: one word per item (OK, LEASE_LOST, PRODUCER_GONE, REQUEUED, RETRY), and the next claim."""
+    """Answer of `lease_settle`: a word per item (OK, LEASE_LOST, PRODUCER_GONE, REQUEUED, RETRY) and the next claim."""
 
     answers: tuple[str, ...]
     claim: Claim

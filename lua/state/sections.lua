@@ -145,6 +145,7 @@ end
 
 local function row_of(request)
   local leased = request.state == "leased"
+  local chunks, _, first_chunk_ms = requests.streamed(request)
   return {
     request_id = request.id, state = request.state, ending = request.ending or nil, pool_id = request.pool,
     producer_id = request.producer, model = request.model, message_count = request.message_count, cost = request.cost,
@@ -155,6 +156,7 @@ local function row_of(request)
     gateway_id = leased and request.gateway or nil, dispatcher_id = leased and request.dispatcher or nil,
     endpoint_id = leased and request.endpoint or nil, cancel_asked_by = request.cancel or nil,
     probe_until_ms = leased and request.probe_until or nil, tries = tries_rows(request),
+    chunks = first_chunk_ms and chunks or nil, first_chunk_ms = first_chunk_ms,
   }
 end
 
@@ -205,7 +207,7 @@ end
 local ENDING_FIELDS = { request_id = "text", ending = "text", outcome = "text", pool = "text", producer = "text",
   gateway = "text", endpoint = "text", error_type = "text", attempt = "number", cost = "number",
   submitted_ms = "number", claimed_ms = "number", ended_ms = "number", status = "number", input_tokens = "number",
-  output_tokens = "number" }
+  output_tokens = "number", chunks = "number", first_chunk_ms = "number" }
 
 --- Requests that ended dead and are kept, the last that died in front: all of them, or those of the pool `subject` (a
 -- page then has fewer rows than it looked at).

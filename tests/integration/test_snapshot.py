@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatch.fabric import functions as f
-from dispatch.fabric.records import ChoreReport, Lease, Outcome, Repair, Settlement, Verdict
+from dispatch.fabric.records import ChoreReport, Chunks, Lease, Outcome, Repair, Settlement, Verdict
 from tests.support.by_hand import ByHand
 from tests.support.dying import dies
 from tests.support.groups import configure, default_document, unique_group
@@ -169,6 +169,20 @@ def test_a_try_that_brought_no_status_says_null(hand: ByHand) -> None:
     settle(hand, lease, retryable=True)
     [row] = hand.section("request", subject=request_id)["rows"]
     assert row["tries"][0]["status"] is None
+
+
+def test_a_stream_says_when_its_first_chunk_went_out(hand: ByHand) -> None:
+    [request_id] = hand.submit("default")
+    [lease] = hand.claim(1)
+    [row] = hand.section("leases")["rows"]
+    assert not {"chunks", "first_chunk_ms"} & set(row)
+    hand.run(f.reply_append("g", [Chunks(request_id=request_id, fence=lease.fence, number=0, count=2, payload=b"x")]))
+    [row] = hand.section("leases")["rows"]
+    assert row["chunks"] == 2
+    assert row["claimed_ms"] <= row["first_chunk_ms"] <= hand.section("group")["server_ms"]
+    settle(hand, lease, outcome=Outcome.SUCCEEDED)
+    [ended] = hand.section("endings")["rows"]
+    assert (ended["chunks"], ended["first_chunk_ms"]) == (2, row["first_chunk_ms"])
 
 
 def test_events_come_newest_first_in_pages(hand: ByHand) -> None:
