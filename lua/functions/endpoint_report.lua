@@ -62,9 +62,13 @@ end
 
 local function take(step, gateway)
   for _, chore in ipairs(chores.due(step, LOOKED_AT)) do
-    local endpoint = endpoints.get(step, chore.name)
-    local word, token, until_ms = takers[chore.kind](step, endpoint, gateway)
-    if word then return { word, chore.name, token, until_ms, chores.due_in(step) } end
+    local taker = takers[chore.kind]
+    if taker then
+      local word, token, until_ms = taker(step, endpoints.get(step, chore.name), gateway)
+      if word then return { word, chore.name, token, until_ms, chores.due_in(step) } end
+    else
+      chores.strike(step, chore.member) -- others wrote it: it must not hold up the chores there are
+    end
   end
   return { "NONE", "", 0, 0, chores.due_in(step) }
 end

@@ -31,13 +31,13 @@ function chores.clear(step, kind, name)
   if server.call("ZREM", keys.of(step.root, "chores"), kind .. ":" .. name) == 1 then refresh(step) end
 end
 
---- Up to `limit` chores that are due, as { kind, name }. They stay until they are set anew or cleared.
+--- Up to `limit` chores that are due, as { kind, name, member }. They stay until they are set anew or cleared.
 function chores.due(step, limit)
   local found = {}
   local members = server.call("ZRANGE", keys.of(step.root, "chores"), "-inf", step.now, "BYSCORE", "LIMIT", 0, limit)
   for at, member in ipairs(members) do
     local kind, name = string.match(member, "^(%a+):(.*)$")
-    found[at] = { kind = kind, name = name }
+    found[at] = { kind = kind or "", name = name or member, member = member }
   end
   return found
 end

@@ -272,6 +272,12 @@ def test_chores_of_endpoints_that_are_not_there_are_removed(
     )  # fmt: skip
 
 
+def test_a_chore_that_is_none_holds_up_no_other(hand: ByHand, keys: redis.Redis) -> None:
+    keys.zadd(key(hand.group, "chores"), {"tea:ill": 1, "nonsense": 1, "": 1})
+    assert hand.run(f.endpoint_report("g")).kind == "SAMPLE"
+    assert found(hand) == []
+
+
 def test_all_chores_gone_are_made_again(hand: ByHand, dispatch: Commands, keys: redis.Redis) -> None:
     opened(hand)
     due = int(keys.zrange(key(hand.group, "chores"), 0, 0, withscores=True)[0][1])
