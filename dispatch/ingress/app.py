@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from dispatch.contract import Operation
-from dispatch.ingress.answers import INTERNAL, JSON, Answer, answer_of_problem, rejected
+from dispatch.contract.answer_fields import Ids, raw_fields
+from dispatch.contract.answers import INTERNAL, JSON, Answer, answer_of_problem, rejected
 from dispatch.ingress.body import Held
 from dispatch.ingress.calls import CallRoute
-from dispatch.ingress.headers import caller_request_id, collect
 from dispatch.ingress.models import ModelList
 from dispatch.ingress.readiness import readiness
-from dispatch.ingress.sending import Ids, raw_fields
 from dispatch.ingress.state import IngressState
+from dispatch.producer.call_headers import caller_request_id, collect
 
 log = structlog.get_logger(__name__)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
 import anyio
 from starlette.types import Receive
 
-from dispatch.errors import InvalidRequest, RequestRefused
-from dispatch.ingress.headers import Headers
+from dispatch.errors import RequestRefused
 from dispatch.ingress.state import IngressSettings
+from dispatch.producer.call_headers import Headers
 
 
 class ClientGone(Exception):
@@ -79,22 +78,6 @@ class Share:
     ) -> None:
         self._held.give_back(self._bytes)
         self._bytes = 0
-
-
-def check_form(headers: Headers) -> None:
-    """Refuse a body that says it is no JSON, before a byte of it is read. One that says nothing is looked at.
-
-    Raises:
-        InvalidRequest: status 415.
-    """
-    for value in headers.get(b"content-type", ()):
-        media = value.partition(b";")[0].strip().lower()
-        if media and media != b"application/json" and not media.endswith(b"+json"):
-            shown = media[:60].decode("ascii", "backslashreplace")
-            raise _unsupported(f"content-type {shown} is not JSON; send application/json")
-    for value in headers.get(b"content-encoding", ()):
-        if value.strip().lower() not in (b"", b"identity"):
-            raise _unsupported("a call's body must not be encoded; send it without content-encoding")
 
 
 class Upload:
@@ -173,8 +156,3 @@ def _too_large(size: int, limit: int) -> RequestRefused:
         limit=limit,
         message=f"the body has {size} bytes or more, at most {limit} are allowed",
     )
-
-
-def _unsupported(message: str) -> InvalidRequest:
-    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-    return InvalidRequest(message, code="unsupported_media_type", status=status)

@@ -17,13 +17,14 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from dispatch.contract import Call, Operation, Reply, read_call
+from dispatch.contract.answer_fields import Ids
+from dispatch.contract.answers import INTERNAL, answer_of_problem, answer_of_reply, problem_of, rejected
 from dispatch.errors import DispatchError, InvalidRequest, RequestRefused
 from dispatch.gateway.status import GatewayStatus
-from dispatch.ingress.answers import INTERNAL, answer_of_problem, answer_of_reply, problem_of, rejected
-from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload, check_form
-from dispatch.ingress.headers import Headers, call_options, caller_request_id, collect
-from dispatch.ingress.sending import Ids, send_answer
+from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
+from dispatch.ingress.sending import send_answer
 from dispatch.ingress.state import IngressState
+from dispatch.producer.call_headers import Headers, call_options, caller_request_id, check_form, collect
 from dispatch.producer.options import CallOptions
 
 log = structlog.get_logger(__name__)

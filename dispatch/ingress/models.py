@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from dispatch.backend import Endpoint, EndpointClient, Execution
-from dispatch.ingress.answers import JSON, Answer, Meaning, Problem, answer_of_problem
+from dispatch.contract.answers import JSON, Answer, Meaning, Problem, answer_of_problem
 from dispatch.ingress.state import Host
 
 _NONE_CONFIGURED = Meaning(HTTPStatus.SERVICE_UNAVAILABLE, "rejected-no_endpoint", retry=True)

@@ -18,7 +18,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dispatch.ingress.answers import Problem, answer_of_problem, rejected
+from dispatch.contract.answers import Problem, answer_of_problem, rejected
 
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
 _NO_HTTP = rejected(HTTPStatus.BAD_REQUEST, "invalid_http", "the bytes received are no HTTP request")

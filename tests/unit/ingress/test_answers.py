@@ -12,7 +12,7 @@ from dispatch.backend import ErrorType
 from dispatch.contract import Attempt, Reply, ReplyError, ReplyHead
 from dispatch.fabric.schema import ENDINGS as SCHEMA_ENDINGS
 from dispatch.fabric.schema import document
-from dispatch.ingress.answers import (
+from dispatch.contract.answers import (
     ENDINGS,
     EXCEPTIONS,
     REFUSALS,
