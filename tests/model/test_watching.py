@@ -168,6 +168,13 @@ class TestGate:
         assert claim(twin, 9, now=NOW + POLL_MS).leases == ()
         assert len(claim(twin, 9, now=NOW + STALE_MS + 1).leases) == 9
 
+    def test_sample_that_was_begun_before_its_gate_changed_does_not_count(self) -> None:
+        twin = self.gated()
+        chore = twin.report("w", None, NOW)
+        reconfigured(twin, {"a": {}}, endpoints={"default": {}})
+        assert reported(twin, chore, NOW, waiting=99.0) == r.Chore("NONE", "", 0, 0, None)
+        assert twin.group.endpoints["default"].sample is None
+
     def test_changed_gate_forgets_what_was_sampled(self) -> None:
         twin = self.gated()
         self.sample(twin, NOW, waiting=3.0)

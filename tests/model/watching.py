@@ -21,7 +21,7 @@ def configured(group: Group, endpoint: Endpoint) -> None:
 
     For an endpoint that is left out nothing is to be done; if it is back, its breaker is where it was.
     """
-    endpoint.sample = None
+    endpoint.sample = endpoint.sampling = None
     if endpoint.settings is None:
         chores.clear(group, "probe", endpoint)
     elif endpoint.breaker != "closed":

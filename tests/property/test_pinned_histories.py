@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,44 +10,9 @@ from msgspec.structs import replace
 from dispatch.fabric import functions as f
 from dispatch.fabric import records as r
 from dispatch.fabric.schema import LIMITS
-from dispatch.fabric.sync import BlockingConnection
 from tests.model.bench import document, submission
 from tests.property.history import History
-from tests.support.valkey import ValkeyProcess
-
-
-@pytest.fixture
-def history(valkey: ValkeyProcess) -> Iterator[History]:
-    with BlockingConnection(valkey.url) as connection:
-        made = History(connection, valkey.port)
-        yield made
-        made.close()
-
-
-def submit(history: History, pool: str, *costs: int, producer: str = "u") -> list[str]:
-    """Queue requests of these costs. Returns their ids."""
-    made = []
-    for cost in costs:
-        made.append(history.new_id())
-        history.submit(submission(made[-1], pool, cost, producer))
-    return made
-
-
-def settle(history: History, outcome: r.Outcome = r.Outcome.SUCCEEDED, *, pool: str = "", want: int = 0) -> None:
-    """Settle what g0 holds (of one pool)."""
-    leases = [lease for lease in history.known["g0"].values() if pool in {"", lease.pool_id}]
-    items = [r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome) for lease in leases]
-    history.settle("g0", items, want)
-
-
-def launched(history: History) -> list[str]:
-    """Return the pools of what runs, in launch order."""
-    return [request.pool_id for request in sorted(history.twin.group.leased(), key=lambda request: request.fence)]
-
-
-def with_pool(document_: dict[str, Any], name: str, **fields: Any) -> dict[str, Any]:
-    pools = [pool | fields if pool["pool_id"] == name else pool for pool in document_["pools"]]
-    return {**document_, "pools": pools}
+from tests.property.steps import launched, settle, submit, with_pool
 
 
 def test_raised_group_cap_wakes_a_sleeping_gateway(history: History) -> None:
