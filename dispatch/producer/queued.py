@@ -183,11 +183,17 @@ class QueuedPath:
     async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
         until = time.monotonic() + reply_s
         pause = errand.overdue_in_s(reply_s)
-        while not await errand.slot.within(pause) and time.monotonic() < until:
+        while True:
+            began = time.monotonic()
+            answered = await errand.slot.within(pause)
+            if time.monotonic() - began > pause + _LATE_S:  # while the loop was blocked the pump had no turn, either
+                until = max(until, time.monotonic() + _LAST_DRAIN_S)
+                if not answered:
+                    await self._last_drain()
+            if errand.slot.done() or time.monotonic() >= until:
+                break
             self._overdue.ask()
             pause = min(ASK_AGAIN_S, max(0.0, until - time.monotonic()))
-        if not errand.slot.done() and time.monotonic() > until + _LATE_S:
-            await self._last_drain()
         if errand.slot.done():
             outcome = errand.slot.result()
             if isinstance(outcome, DispatchError):
