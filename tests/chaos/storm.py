@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tests.chaos.evidence import Trouble
 from tests.chaos.plan import CUTS, GATEWAYS, PRODUCERS, Fault
 from tests.chaos.processes import GatewayMember
-from tests.chaos.world import World, say
+from tests.chaos.world import World, last_lines, say
 
 _TICK_S = 0.05
 _PULSE_S, _STALL_S = 0.05, 0.4
@@ -21,7 +21,11 @@ _BACK_S = 20.0
 _LEFT_S = 90.0
 """How long after the last order the producers may take: the longest timeout, and a slow machine."""
 
-_Action = Callable[[], None]
+_DRAINED_S = 20.0
+_LATE_S = 5.0
+
+_Action = Callable[[], object]
+"""False = it could not be done yet."""
 
 
 class Storm:
@@ -32,6 +36,7 @@ class Storm:
         self.troubles: list[Trouble] = []
         self.done: Counter[str] = Counter()
         """Faults by kind and kind of target."""
+        self._broken: set[str] = set()
         self._due: list[tuple[float, int, _Action]] = []
         self._number = itertools.count()
         self._over = threading.Event()
@@ -43,7 +48,8 @@ class Storm:
         began = time.time() + 1.0
         self.world.start_producers(began)
         for fault in self.world.plan.faults:
-            self._at(began + fault.at_s, lambda fault=fault: self._do(fault))  # type: ignore[misc]  # its own fault
+            when = began + fault.at_s
+            self._at(when, lambda fault=fault, when=when: self._do(fault, when + _LATE_S))  # type: ignore[misc]  # its own
         deadline = began + self.world.plan.duration_s + _LEFT_S
         told = began
         while (self._due or not self._all_done()) and time.time() < deadline:
@@ -73,16 +79,25 @@ class Storm:
         faults = sum(self.done.values())
         say(f"{passed_s:.0f} of {self.world.plan.duration_s:.0f} s, {faults} faults")
 
-    def _do(self, fault: Fault) -> None:
+    def _do(self, fault: Fault, until: float) -> None:
+        """Do a fault; a little later or not at all when a slow machine is not done with the one before it."""
         since = time.time()
+        if fault.target in self._broken:
+            if since < until:
+                self._at(since + _TICK_S, lambda: self._do(fault, until))
+            return
         undo = self._break(fault)
         if undo is None:
             return
+        self._broken.add(fault.target)
         family = {"g": "gateway", "p": "producer", "b": "backend", "v": "valkey"}[fault.target[0]]
         self.done[f"{family} {fault.kind}"] += 1
 
         def mend() -> None:
-            undo()
+            if undo() is False:
+                self._at(time.time() + _TICK_S, mend)
+                return
+            self._broken.discard(fault.target)
             self._back(fault, since)
 
         self._at(since + fault.for_s, mend)
@@ -133,7 +148,8 @@ class Storm:
             case "drain":
                 member.wanted = False
                 member.signal(signal.SIGTERM)
-                return lambda: self._drained(name)
+                until = time.time() + _DRAINED_S
+                return lambda: self._drained(name, until)
             case _:
                 member.signal(signal.SIGSTOP)
                 return lambda: member.signal(signal.SIGCONT)
@@ -143,10 +159,10 @@ class Storm:
         match fault.kind:
             case "kill":
                 server.kill()
-                return lambda: _ignore(server.start())
+                return server.start
             case "restart":
                 server.stop()
-                return lambda: _ignore(server.start())
+                return server.start
             case "stop":
                 server.pause()
                 return server.resume
@@ -183,14 +199,17 @@ class Storm:
         else:
             self.world.producers[name].start()
 
-    def _drained(self, name: str) -> None:
-        """A gateway that was told to stop has to be gone by itself before it comes back."""
+    def _drained(self, name: str, until: float) -> bool:
+        """Bring a gateway back that was told to stop; it has to be gone by itself before."""
         gateway = self.world.gateways[name]
-        code = gateway.ended(15)
+        if gateway.running and time.time() < until:
+            return False
+        code = gateway.ended(0)
         if code != 0:
-            self.world.crashes.append(f"{name} ended with {code} when told to stop")
+            self.world.crashes.append(f"{name} ended with {code} when told to stop: {last_lines(gateway.said)}")
             gateway.kill()
         self._start(name)
+        return True
 
     def _feel_pulse(self) -> None:
         """Note when the machine itself had no time: what happens then is nobody's fault."""
@@ -204,7 +223,3 @@ class Storm:
 
 def _nothing() -> None:
     """Undo what undoes itself."""
-
-
-def _ignore(_value: object) -> None:
-    """Have no use for a value."""
