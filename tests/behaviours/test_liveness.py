@@ -12,6 +12,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from dispatch.fabric import functions as f
+from dispatch.fabric.records import Outcome, Settlement
 from dispatch.fabric.schema import key
 from dispatch.producer.client import DispatchClient
 from tests.behaviours.scene import (
@@ -140,15 +142,30 @@ async def test_a_callback_that_blocks_does_not_stop_the_heartbeat(valkey: Valkey
     assert_settled(valkey.url, group)
 
 
-async def test_a_reply_that_came_while_the_event_loop_was_blocked_is_handed_over(valkey: ValkeyProcess) -> None:
+@pytest.mark.parametrize("blocked_s", [2.53, 3.0], ids=["until just after", "for longer"])  # than 0.5 s and the grace
+async def test_replies_that_came_while_the_event_loop_was_blocked_are_handed_over(
+    valkey: ValkeyProcess, blocked_s: float
+) -> None:
     group = wide_group(valkey.url)
     hand = ByHand(valkey.url, group)
     async with DispatchClient(valkey.url, fabric_group=group) as client:
-        call = asyncio.create_task(client.complete(model="m", messages=MESSAGES, timeout=0.5))
-        await until(lambda: section(valkey.url, group, "group")["pending"] == 1)
-        hand.settle(hand.claim(1))  # in time; all that follows is this process's own doing
-        time.sleep(3.0)  # noqa: ASYNC251 - a callback that blocks is what this is about
-        assert (await call).succeeded
+        calls = [
+            asyncio.create_task(client.complete(model="m", messages=MESSAGES, request_id=name, timeout=0.5))
+            for name in ("small", "large")
+        ]
+        await until(lambda: section(valkey.url, group, "group")["pending"] == 2)
+        hand.connection.put(key(group, "reply_body", id="large"), b"x" * 100_000, ttl_ms=60_000)
+        items = [
+            Settlement(
+                request_id=lease.request_id, fence=lease.fence, outcome=Outcome.SUCCEEDED, head=b"{}",
+                by_reference=lease.request_id == "large",
+            )
+            for lease in hand.claim(2)
+        ]  # fmt: skip
+        # In time; all that follows is this process's own doing.
+        hand.run(f.lease_settle("g", "g/1", nonce="n", want=0, items=items))
+        time.sleep(blocked_s)  # noqa: ASYNC251 - a callback that blocks is what this is about
+        assert [len(reply.body) for reply in await asyncio.gather(*calls)] == [0, 100_000]
     hand.close()
 
 
