@@ -52,7 +52,7 @@ function endpoints.configure(step, endpoint, config, text)
   step.endpoints[endpoint.name] = endpoint
   endpoint.config, endpoint.config_text = config, text
   packed.remember(text, config)
-  endpoint.record.gate = nil
+  endpoint.record.gate, endpoint.record.sampling = nil, nil -- what the engine says under another config does not count
   if gate.configured(endpoint.config) then
     chores.set(step, "sample", endpoint.name, step.now)
     endpoint.record.polled = true
