@@ -153,7 +153,7 @@ def after_loss(group: Group, request: Request, now: int) -> str:
     settings = group.pools[request.pool_id].settings
     if request.cancelled_by:
         return "cancelled"
-    if settings.delivery == "at_most_once":
+    if settings.delivery == "at_most_once" or request.chunks:
         return "lost"
     if now >= request.deadline_ms:
         return "expired"

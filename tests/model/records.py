@@ -49,6 +49,8 @@ class Request:
     retry_ms: int = 0
     """When it waits again, if it is `delayed`."""
     tries: list[Attempt] = field(default_factory=list)
+    chunks: int = 0
+    """How many chunks of its reply were sent."""
 
     @property
     def id(self) -> str:
@@ -187,7 +189,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Told:
-    """A terminal frame a producer can read."""
+    """A frame a producer can read: a terminal one, or `chunks` of a stream (`attempt`: the number of the first)."""
 
     sequence: int
     request_id: str

@@ -12,7 +12,7 @@ is bounded or packed for speed: what can be counted is counted from requests and
     breaker.py    what an endpoint lets through    timers.py     what has come due
     chores.py     what gateways do beside runs     watching.py   what those chores come to
     repeats.py    idempotency keys, kept replies   dead.py       the dead list
-    oracle.py     ideal shares (waterfilling)
+    streams.py    chunks of replies                oracle.py     ideal shares (waterfilling)
 
 Not modelled: wake tokens (property tests ask `eligible` instead), frames' bytes, snapshots, expiry of gateways'
 registry entries, damage of stored keys except a lost body and a lost envelope.
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch.fabric import records as r
-from tests.model import changes, chores, dead, flows, lifecycle, line, scheduler, settling, timers, watching
+from tests.model import changes, chores, dead, flows, lifecycle, line, scheduler, settling, streams, timers, watching
 from tests.model.endings import outage
 from tests.model.records import Answer, Group, Request
 from tests.model.scheduler import Claimant
@@ -108,6 +108,11 @@ class Reference:
         claim = self._claim(claimant, want, now, ended_before=before)
         self._remember(claimant, words, claim, now)
         return r.Settled(words, claim)
+
+    def append(self, gateway: str, items: Sequence[r.Chunks], now: int) -> tuple[str, ...]:
+        """Send chunks of running streams."""
+        self.group.now = now
+        return tuple(streams.append(self.group, gateway, item) for item in items)
 
     def renew(self, beat: r.Heartbeat, now: int) -> r.Renewal:
         """Take a gateway's heartbeat."""

@@ -35,9 +35,11 @@ STATUSES = (502, 504)
 def due_ms(group: Group, request: Request, item: Settlement) -> int | None:
     """Return when a lease that is settled is to wait again, and take that out of the budget; None if it ends."""
     now, config = group.now, group.pools[request.pool_id].settings
-    if item.outcome != Outcome.FAILED or request.cancelled_by or request.attempt >= config.max_attempts:
+    if item.outcome != Outcome.FAILED or request.cancelled_by or request.chunks:
         return None
-    if word(item) not in config.retry_on or not awaited(group, request, now):
+    if request.attempt >= config.max_attempts or word(item) not in config.retry_on:
+        return None
+    if not awaited(group, request, now):
         return None
     due = now + delay_ms(group, config, request, item.hold_ms)
     return due if due < request.deadline_ms and _spend(group) else None

@@ -9,12 +9,18 @@ from tests.model.endings import Verdict, awaited, finish, in_grace
 from tests.model.records import Group, Request
 
 
+def held(group: Group, gateway: str, request_id: str, fence: int) -> Request | None:
+    """Return the request if the gateway holds its lease now."""
+    request = group.requests.get(request_id)
+    if request is None or request.state != "leased" or (request.gateway, request.fence) != (gateway, fence):
+        return None
+    return request if group.leases[request.id] >= group.now or in_grace(group, group.now) else None
+
+
 def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
     """End a lease, or let its request wait again, if the gateway still holds it. Returns the word for it."""
-    request = group.requests.get(item.request_id)
-    if request is None or request.state != "leased" or (request.gateway, request.fence) != (gateway, item.fence):
-        return "LEASE_LOST"
-    if group.leases[request.id] < now and not in_grace(group, now):
+    request = held(group, gateway, item.request_id, item.fence)
+    if request is None:
         return "LEASE_LOST"
     said = Said(item.verdict, item.hold_ms, item.error_type)
     ending = str(item.outcome.value)

@@ -148,3 +148,9 @@ def plain_pool(name: str) -> dict[str, Any]:
 def plain_endpoint(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     times = {"open_ms": LONG_MS, "probe_timeout_ms": LONG_MS, "gate_poll_ms": LONG_MS, "gate_stale_ms": LONG_MS}
     return {"endpoint_id": name, "url": URL, "breaker_failures": 2, "close_after": 1} | times | fields
+
+
+def report_of(chore: r.Chore, said: dict[str, Any], sample: dict[str, Any]) -> r.ChoreReport:
+    """Return what a chore came to: what `failures` says of a probe, and a sample."""
+    said = {name: said[name] for name in ("verdict", "hold_ms", "error_type")}
+    return r.ChoreReport(kind=chore.kind.lower(), endpoint_id=chore.endpoint_id, token=chore.token, **said, **sample)

@@ -149,6 +149,16 @@ class History(Accidents):
 
         self._do(once)
 
+    def append(self, gateway: str, lease: r.Lease, number: int, count: int) -> None:
+        """Send chunks of a stream."""
+        item = r.Chunks(request_id=lease.request_id, fence=lease.fence, number=number, count=count, payload=b"x")
+
+        def once() -> None:
+            server, now = self._run(f.reply_append(gateway, [item]))
+            assert server == (twin := self.twin.append(gateway, [item], now)), (server, twin)
+
+        self._do(once)
+
     def pause(self, pool: str, action: str) -> None:
         """Pause, resume or drain a pool."""
 

@@ -44,6 +44,7 @@ from tests.property.draws import (
     plain_endpoint,
     plain_pool,
     pool_fields,
+    report_of,
     samples,
     small,
 )
@@ -180,6 +181,15 @@ class HistoryMachine(RuleBasedStateMachine):
         items = [replace(item, actual_cost_units=actual) for item in items]
         self.history.settle(gateway, items, want)
 
+    @rule(at=small, own=st.sampled_from((True, True, True, False)), ahead=st.sampled_from((0, 0, 0, 1, -1)))
+    def stream(self, at: int, ahead: int, *, own: bool) -> None:
+        """Send chunks of a stream: the next ones, some that were sent, some too early; or those of another's."""
+        held = [(gateway, lease) for gateway in GATEWAYS for lease in self.history.known[gateway].values()]
+        if held:
+            gateway, lease = self.pick(held, at)
+            sent = self.history.twin.group.requests[lease.request_id].chunks
+            self.history.append(gateway if own else "another", lease, max(0, sent + ahead), 1 + at % 3)
+
     @rule(want=st.sampled_from((0, 2)), each=st.lists(failures, min_size=1, max_size=4))
     def fail(self, want: int, each: list[dict[str, Any]]) -> None:
         """Let the leases that began first fail, each in its way."""
@@ -249,7 +259,7 @@ class HistoryMachine(RuleBasedStateMachine):
         for _ in range(3):
             chore = self.history.report(GATEWAYS[0])
             if chore.kind == "PROBE":
-                self.history.report(GATEWAYS[0], self.report_of(chore, said, {}))
+                self.history.report(GATEWAYS[0], report_of(chore, said, {}))
 
     @rule(
         gateway=st.sampled_from(GATEWAYS),
@@ -263,7 +273,7 @@ class HistoryMachine(RuleBasedStateMachine):
         if due:
             self.history.chores_come_due()
         given = self.history.chores[which : which + 1]
-        self.history.report(gateway, self.report_of(given[0], said, sample) if given else None)
+        self.history.report(gateway, report_of(given[0], said, sample) if given else None)
 
     @rule(
         kind=st.sampled_from(("dies", "lives", "lives", "outage", "outage over", "body", "envelope")),
@@ -347,17 +357,6 @@ class HistoryMachine(RuleBasedStateMachine):
     def item(lease: r.Lease, outcome: r.Outcome, **went: Any) -> r.Settlement:
         said = {"verdict": r.Verdict.GOOD, "error_type": "test"} | went
         return r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, **said)
-
-    @staticmethod
-    def report_of(chore: r.Chore, said: dict[str, Any], sample: dict[str, Any]) -> r.ChoreReport:
-        names = ("verdict", "hold_ms", "error_type")
-        return r.ChoreReport(
-            kind=chore.kind.lower(),
-            endpoint_id=chore.endpoint_id,
-            token=chore.token,
-            **{name: said[name] for name in names},
-            **sample,
-        )
 
     def submission(self, pool: str, producer: str, cost: int) -> r.Submission:
         return submission(self.history.new_id(), pool, cost, producer)

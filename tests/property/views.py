@@ -224,6 +224,8 @@ def _move(fields: dict[bytes, bytes]) -> tuple[str, ...] | None:
 
 
 def _told(raw: bytes) -> tuple[Any, ...]:
+    if (cells := raw.partition(b"\n")[0].decode().split("|"))[2] == "chunks":
+        return int(cells[1]), cells[3], cells[2], int(cells[4]), ()
     frame = decode_frame(raw)
     return frame.sequence, frame.reply.request_id, frame.reply.ending, frame.reply.attempt, frame.reply.tries
 
