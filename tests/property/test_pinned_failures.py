@@ -39,7 +39,6 @@ def report(history: History, chore: r.Chore, **said: Any) -> r.Chore:
     )  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="a sample's token outlives a change of its endpoint's config")
 def test_sample_taken_before_a_gate_was_removed_changes_nothing(history: History) -> None:
     history.configure(document({"a": {"endpoint": "e"}}, endpoints={"e": {"gate": "vllm"}}))
     chore = history.report("g0")
