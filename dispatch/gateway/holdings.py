@@ -56,7 +56,7 @@ class Held:
     """One lease as this gateway sees it. Times are of the event loop's clock, seconds.
 
     `told`: a part of the answer has gone to the caller, so no other run may follow this one. `usage`: tokens that a
-    stream had told of when it ended or was broken off.
+    stream had told of when it ended or was broken off. `streams`: chunks of it go out under this very lease.
     """
 
     lease: Lease
@@ -67,6 +67,7 @@ class Held:
     task: asyncio.Task[None] | None = None
     result: Settlement | None = None
     told: bool = False
+    streams: bool = False
     usage: Usage | None = None
 
 

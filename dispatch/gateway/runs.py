@@ -73,15 +73,15 @@ class Runner:
         """Run a lease, unless it is held already. `offset` + server time (s) = the event loop's time, never late.
 
         One attempt is never executed twice: where the server gives it out again (a primary that lost its newest
-        writes), what runs goes on under the new lease; of one that does not, its result is told if we have it still,
-        else that it is lost. A lease whose end has passed on its way here is not begun.
+        writes), what runs goes on under the new lease, but for a stream; of one that does not, its result is told if
+        we have it still, else that it is lost. A lease whose end has passed on its way here is not begun.
         """
         if self.holdings.get(lease.request_id, lease.fence) is not None:
             return
         ends_at, deadline_at = offset + lease.lease_until_ms / 1000, offset + lease.deadline_ms / 1000
         older = self.holdings.other(lease)
         if older is not None:
-            if attempt_of(older.lease) == attempt_of(lease):
+            if attempt_of(older.lease) == attempt_of(lease) and not older.streams:
                 log.warning("lease_given_out_again", request_id=lease.request_id, phase=older.phase.value)
                 self.holdings.carry_on(older, lease, ends_at, deadline_at)
                 self._bound_probe(older, offset)
@@ -197,6 +197,7 @@ class Runner:
 
     def _conclude(self, held: Held, settlement: Settlement | None) -> None:
         """Queue the result; None = the run was stopped."""
+        held.streams = False  # what is left of it is a result like any other
         if held.stop in NOTHING_TO_SETTLE:
             return
         self.holdings.finish(held, settlement or self._settler.stopped(held))
@@ -232,6 +233,7 @@ class Runner:
         """Pass a stream on as it comes; returns when the fabric has all of it, so that its end is told last."""
         if not isinstance(self._executor, StreamingExecutor):
             raise TypeError(f"{type(self._executor).__name__} cannot stream")
+        held.streams = True
         channel = self.appender.open(held.lease)
         try:
             async with await self._executor.stream(held.lease, envelope, body, deadline_s) as stream:
