@@ -85,6 +85,7 @@ class BackendStream:
         self._received_bytes = 0
         self._lead: bytearray | None = bytearray()  # until its first bytes say what the body is
         self._document: bytearray | None = None
+        self._idle_s = endpoint.idle_timeout_ms / 1000
         self._patient = False
         self._body: StreamedBody | None = None
         self._started = 0.0
@@ -163,6 +164,12 @@ class BackendStream:
             return self._ready.popleft()
         raise StopAsyncIteration
 
+    def take_ready(self) -> list[Payload]:
+        """Return the payloads that have come already, without waiting: what one write to the caller can carry."""
+        taken = list(self._ready)
+        self._ready.clear()
+        return taken
+
     def _open(self, response: httpx.Response) -> None:
         self._status = response.status_code
         self._fields = decode_fields(response.headers.raw)
@@ -177,9 +184,9 @@ class BackendStream:
         """Return until when a wait for a payload that begins now may last."""
         now = self._time()
         if self._reader.complete and not self._patient:
-            due = now + min(FINISHED_S, self._endpoint.idle_timeout_ms / 1000)
+            due = now + min(FINISHED_S, self._idle_s)
         elif self.chunk_count or self._document is not None:
-            due = now + self._endpoint.idle_timeout_ms / 1000
+            due = now + self._idle_s
         else:
             due = self._started + self._endpoint.first_byte_timeout_ms / 1000
         return min(due, self._deadline)
@@ -199,11 +206,15 @@ class BackendStream:
             if due <= self._time():
                 raise Overdue
             piece = await self._body.piece(due)
-            if piece is None:
-                self._end_by(None)
-            else:
-                self._take(piece)
-        except (BodyTooLarge, *NETWORK_ERRORS) as error:
+        except NETWORK_ERRORS as error:
+            self._end_by(error)
+            return
+        if piece is None:
+            self._end_by(None)
+            return
+        try:
+            self._take(piece)
+        except BodyTooLarge as error:
             self._end_by(error)
 
     def _take(self, piece: bytes) -> None:
@@ -215,11 +226,12 @@ class BackendStream:
         if self._document is not None:
             self._document += piece
             return
-        for event in self._parser.feed(piece):
+        events = self._parser.feed(piece)
+        for event in events:
             self._judge(event)
             if self._execution is not None:
                 return
-        if self._parser.held_bytes > MAX_EVENT_BYTES:
+        if not events and self._parser.held_bytes > MAX_EVENT_BYTES:
             raise BodyTooLarge
 
     def _tell_form(self, piece: bytes) -> bytes:

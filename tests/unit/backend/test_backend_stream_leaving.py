@@ -91,3 +91,15 @@ async def test_a_wait_that_was_cancelled_ends_the_stream(client: EndpointClient)
         with pytest.raises(anyio.ClosedResourceError):
             await anext(stream)
         await gone(stub.connections[0])
+
+
+async def test_payloads_that_came_together_can_be_taken_together(client: EndpointClient) -> None:
+    script = Script((Write(CHUNKED + framed(A * 3)), Pause(0.2), Write(framed(A + F + DONE) + END)))
+    async with StubBackend(script) as stub:
+        batches = []
+        async with client.stream(endpoint_at(stub.url), CHAT, deadline_s=20) as stream:
+            async for payload in stream:
+                batches.append([payload, *stream.take_ready()])
+                assert stream.take_ready() == []
+    assert [len(batch) for batch in batches] == [3, 2]
+    assert (stream.execution.outcome, stream.execution.chunk_count) == ("succeeded", 5)
