@@ -85,6 +85,9 @@ class FakeFabric:
         self.probe_ms = 0
         """Above 0, leases are given out as probes that have so long."""
         self.known: dict[str, FakeRequest] = {}
+        self.chores: deque[tuple[str, str, int, int]] = deque()
+        """Kind (PROBE, SAMPLE), endpoint, token, and the time in ms that it may take."""
+        self.reports: list[list[Any]] = []
         self.results: list[FakeResult] = []
         self.released: list[str] = []
         self.stored: dict[str, bytes] = {}
@@ -293,10 +296,19 @@ class FakeFabric:
         for request_id, lease in self.leases.items():
             if request_id not in named and lease.claim_nonce not in nonces:
                 unknown += self._row(lease)
-        return [now_ms(), self.generation, -1, len(lost), *lost, len(cancelled), *cancelled, *unknown]
+        return [now_ms(), self.generation, self._chore_ms(), len(lost), *lost, len(cancelled), *cancelled, *unknown]
 
-    def _endpoint_report(self, _args: list[Any]) -> list[Any]:
-        return [b"NONE", b"", 0, 0, -1]
+    def _endpoint_report(self, args: list[Any]) -> list[Any]:
+        self._known()
+        if args[1] != "next":
+            self.reports.append(args[1:])
+        if not self.chores:
+            return [b"NONE", b"", 0, 0, -1]
+        kind, endpoint, token, span_ms = self.chores.popleft()
+        return [kind.encode(), endpoint.encode(), token, now_ms() + span_ms, self._chore_ms()]
+
+    def _chore_ms(self) -> int:
+        return 0 if self.chores else -1
 
     def _lease_reap(self, _args: list[Any]) -> list[Any]:
         return [now_ms(), 0, 0, 0, 0]
@@ -311,7 +323,7 @@ class FakeFabric:
         if not made:
             made = [self._lease(self.queue[0], nonce) for _ in range(min(want, len(self.queue)))]
         rows = [cell for lease in made for cell in self._row(lease)]
-        return [now_ms(), self.generation, SLEEP_MS, 0, 0, -1, len(made), *rows]
+        return [now_ms(), self.generation, SLEEP_MS, 0, 0, self._chore_ms(), len(made), *rows]
 
     def _lease(self, request: FakeRequest, nonce: str) -> FakeRequest:
         self.queue.remove(request)
