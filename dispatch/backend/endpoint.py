@@ -39,8 +39,8 @@ class Endpoint:
     """Where calls go. `url` may be given in any accepted form and is kept normalised, without credentials.
 
     `connect_timeout_ms` covers name look-up, TCP and TLS; `first_byte_timeout_ms` the wait for the answer's head from
-    the start of the call; `idle_timeout_ms` each pause inside the body. `use_proxy` False: proxy variables of the
-    environment are ignored.
+    the start of the call, of a stream for its first chunk; `idle_timeout_ms` each pause inside the body, of a stream
+    between its chunks. `use_proxy` False: proxy variables of the environment are ignored.
 
     Raises:
         ConfigurationError: a field is wrong; names the endpoint and the field, never a secret.
