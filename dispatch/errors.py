@@ -10,13 +10,18 @@ DispatchError
 │   │   ├── FabricFull      Valkey's memory is full: nothing was written; what frees memory still works
 │   │   └── OutcomeUnknown  the request was admitted; how it ended is not known
 │   ├── LibraryProblem      the function library is missing or another one
+│   ├── StreamBroken        chunks of a stream are missing; what came before them stands
 │   ├── PoolUnknown  GroupUnknown  BadArgument  LeaseLost
 │   ├── StateConflict       the request or the client is in a state that does not allow the call
 │   │   ├── RequestInProgress    the same call runs already under this idempotency key or request id
 │   │   └── IdempotencyConflict  another call has used this idempotency key or request id
 │   └── ScriptFault         the library itself failed; names Lua file and line
+├── AccessRefused           nothing was read or done
+│   ├── KeyRefused          no key, or not one of this group
+│   └── NotAllowed          the key does not allow this; says what it allows
 ├── RequestRefused          not admitted; nothing was queued
 ├── RequestEnded            admitted, and ended otherwise than `succeeded`
+├── StreamTooSlow           a stream was read too slowly; the request was told to stop
 └── BackendError            a direct call (no queue) failed
 """
 
@@ -128,12 +133,37 @@ class IdempotencyConflict(StateConflict):
         self.request_id = request_id
 
 
+class StreamBroken(FabricError):
+    """Chunks of a stream are missing: Valkey has lost data. The chunks given out before are whole and in order."""
+
+
 class LeaseLost(FabricError):
     """The caller no longer holds the lease; nothing was changed."""
 
 
 class ScriptFault(FabricError):
     """The Lua library failed; the text names the Lua file and line. Always a bug."""
+
+
+class AccessRefused(DispatchError):
+    """A caller may not do what it asks for; nothing was read or done. `status` is the HTTP answer, `code` a word."""
+
+    status = 403
+
+    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class KeyRefused(AccessRefused):
+    """The caller shows no key, or none that this group knows."""
+
+    status = 401
+
+
+class NotAllowed(AccessRefused):
+    """The caller's key does not allow this; the text says what it allows."""
 
 
 class RequestRefused(DispatchError):
@@ -169,6 +199,14 @@ class RequestEnded(DispatchError):
         detail = f": {error.message}" if error is not None else ""
         super().__init__(f"request {reply.request_id} ended {reply.ending}{detail}")
         self.reply = reply
+
+
+class StreamTooSlow(DispatchError):
+    """More of a stream waited to be read than is allowed; what was not read is dropped and the request told to stop."""
+
+    def __init__(self, message: str, *, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class BackendError(DispatchError):

@@ -6,7 +6,8 @@ The HTTP front and the SDK's transport both answer by it, so that a client canno
     ended-<word>      it was admitted; work was or may have been done, so `x-should-retry` is false
 
 `x-should-retry: true` stands only where another try is surely no second execution; where nothing is said, an SDK goes
-by the status. `Retry-After` (whole seconds, 1 to 30) and `retry-after-ms` stand on refusals for want of capacity.
+by the status. `Retry-After` (whole seconds, 1 to 30) and `retry-after-ms` stand on refusals for want of capacity where
+it is known how fast that comes back.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def refused(reason: str, message: str) -> Problem:
 def problem_of(error: errors.DispatchError, *, keyed: bool = False) -> Problem:
     """Say what an exception of `Caller.call` or of reading a call is in HTTP. `keyed`: it has an idempotency key."""
     match error:
-        case errors.InvalidRequest():
-            return rejected(error.status, error.code or "invalid_request", error.message, error.param)
+        case errors.InvalidRequest() | errors.AccessRefused():
+            return rejected(error.status, error.code or "invalid_request", str(error), error.param)
         case errors.RequestRefused():
             meaning = REFUSALS.get(error.reason, Meaning(_NOT_NOW, f"rejected-{error.reason}"))
             wait = error.retry_after_ms
@@ -158,8 +159,10 @@ def answer_of_problem(problem: Problem) -> Answer:
     fields = [("content-type", JSON), ("x-dispatch-reason", meaning.reason)]
     if meaning.retry is not None:
         fields.append(("x-should-retry", "true" if meaning.retry else "false"))
-    if meaning.capacity:
-        wait_ms = min(max(problem.retry_after_ms or 0, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
+    if meaning.status == HTTPStatus.UNAUTHORIZED:
+        fields.append(("www-authenticate", "Bearer"))
+    if meaning.capacity and problem.retry_after_ms is not None:
+        wait_ms = min(max(problem.retry_after_ms, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         fields += [("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms))]
     error = {
         "message": problem.message,

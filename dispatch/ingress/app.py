@@ -19,7 +19,9 @@ from starlette.routing import Route
 
 from dispatch.contract import Operation
 from dispatch.contract.answer_fields import Ids, raw_fields
-from dispatch.contract.answers import INTERNAL, JSON, Answer, answer_of_problem, rejected
+from dispatch.contract.answers import INTERNAL, JSON, Answer, answer_of_problem, problem_of, rejected
+from dispatch.errors import DispatchError
+from dispatch.ingress.authority import Role
 from dispatch.ingress.body import Held
 from dispatch.ingress.calls import CallRoute
 from dispatch.ingress.models import ModelList
@@ -59,6 +61,11 @@ def create_app(state: IngressState) -> FastAPI:
 
     async def list_models(request: Request) -> Response:
         """List the models that the endpoints serve."""
+        try:
+            principal = await state.authority.principal(collect(request.scope["headers"]))
+            principal.require(Role.SUBMIT, Role.OBSERVE)
+        except DispatchError as error:
+            return _response(request, answer_of_problem(problem_of(error)))
         return _response(request, await models.answer())
 
     for base in _BASES:

@@ -21,6 +21,7 @@ from dispatch.contract.answer_fields import Ids
 from dispatch.contract.answers import INTERNAL, answer_of_problem, answer_of_reply, problem_of, rejected
 from dispatch.errors import DispatchError, InvalidRequest, RequestRefused
 from dispatch.gateway.status import GatewayStatus
+from dispatch.ingress.authority import Role
 from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
 from dispatch.ingress.sending import send_answer
 from dispatch.ingress.state import IngressState
@@ -79,13 +80,16 @@ class CallRoute:
             ClientGone: nobody waits for it any more; it is cancelled.
         """
         gateway, settings = self._state.gateway, self._state.settings
+        principal = await self._state.authority.principal(incoming.headers)
+        principal.require(Role.SUBMIT)
         _check_serving(gateway.status())
         check_form(incoming.headers)
         upload = incoming.upload
         admission_ms = (
             settings.admission_ms + upload.announced(gateway.max_payload_bytes) * 1000 // settings.upload_rate
         )
-        options = call_options(incoming.headers, incoming.pool, admission_ms)
+        asked = call_options(incoming.headers, incoming.pool, admission_ms, default_pool=principal.default_pool)
+        options = principal.limit(asked)
         with self._held.share() as share:
             body = await upload.read(gateway.max_payload_bytes, share)
             call = await self._read(body)

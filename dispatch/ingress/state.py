@@ -8,6 +8,7 @@ from typing import Protocol
 from dispatch.backend.endpoint import Endpoint
 from dispatch.contract import Call, Reply
 from dispatch.gateway.status import GatewayStatus
+from dispatch.ingress.authority import Authority
 from dispatch.producer.options import CallOptions
 
 
@@ -69,8 +70,9 @@ class IngressSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressState:
-    """Everything the front works with."""
+    """Everything the front works with. `authority` knows who may do what; without one nobody is asked for a key."""
 
     client: Caller
     gateway: Host
+    authority: Authority = field(default_factory=Authority)
     settings: IngressSettings = field(default_factory=IngressSettings)

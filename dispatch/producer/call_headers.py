@@ -74,15 +74,17 @@ def check_form(headers: Headers) -> None:
             raise _unsupported("a call's body must not be encoded; send it without content-encoding")
 
 
-def call_options(headers: Headers, path_pool: str | None, admission_ms: int) -> CallOptions:
-    """Read the options of a call.
+def call_options(
+    headers: Headers, path_pool: str | None, admission_ms: int, *, default_pool: str = DEFAULT_POOL
+) -> CallOptions:
+    """Read the options of a call. One that names no pool goes to `default_pool`.
 
     Raises:
         InvalidRequest: a header is wrong; names it.
     """
     traceparent, tracestate = _trace(headers)
     return CallOptions(
-        pool_id=_pool(headers, path_pool),
+        pool_id=_pool(headers, path_pool) or default_pool,
         idempotency_key=_idempotency_key(headers),
         timeout_ms=_timeout_ms(headers),
         fairness_key=_fairness_key(headers),
@@ -95,7 +97,7 @@ def call_options(headers: Headers, path_pool: str | None, admission_ms: int) -> 
     )
 
 
-def _pool(headers: Headers, path_pool: str | None) -> str:
+def _pool(headers: Headers, path_pool: str | None) -> str | None:
     value = _single(headers, b"x-dispatch-pool")
     pool = path_pool
     if value is not None:
@@ -104,7 +106,7 @@ def _pool(headers: Headers, path_pool: str | None) -> str:
             raise InvalidRequest(
                 "the header X-Dispatch-Pool and the base URL name different pools", param="pool", code="pool_conflict"
             )
-    return DEFAULT_POOL if pool is None else check_name("pool", pool)
+    return None if pool is None else check_name("pool", pool)
 
 
 def _idempotency_key(headers: Headers) -> str | None:
