@@ -77,6 +77,8 @@ end
 
 -- Put a request that has not ended back. Returns the word for it, nil when it ends after all (as `item.outcome`).
 local function again(step, request, item, about)
+  -- Of a stream that has begun its caller has seen a part: no other run may follow, whoever gives it back.
+  if item.outcome == "release" and request.stream then item.outcome = "lost" end
   if item.outcome == "release" then
     if request.cancel then
       item.outcome = "cancelled" -- nobody wants it run again

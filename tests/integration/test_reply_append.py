@@ -121,3 +121,11 @@ def test_what_a_caller_has_seen_a_part_of_is_never_run_again(valkey: ValkeyProce
     found = stream.request()
     assert (found["state"], found["ending"]) == ("ended", outcome.value)
     stream.connection.close()
+
+
+def test_a_stream_that_has_begun_is_not_given_back(valkey: ValkeyProcess) -> None:
+    stream = Stream(valkey.url, "at_least_once")
+    assert stream.append(0, b"a") == "OK"
+    assert stream.settle(Outcome.RELEASE) == "OK"
+    assert stream.request()["ending"] == "lost"
+    stream.connection.close()

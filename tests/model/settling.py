@@ -24,7 +24,7 @@ def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
         return "LEASE_LOST"
     said = Said(item.verdict, item.hold_ms, item.error_type)
     ending = str(item.outcome.value)
-    if item.outcome == r.Outcome.RELEASE:
+    if item.outcome == r.Outcome.RELEASE and not request.chunks:
         if request.cancelled_by:
             ending = "cancelled"
         elif now >= request.deadline_ms:
@@ -33,7 +33,7 @@ def settle(group: Group, gateway: str, item: r.Settlement, now: int) -> str:
             request.attempt -= 1
             lifecycle.give_back(group, request, said)
             return "REQUEUED"
-    elif item.outcome == r.Outcome.LOST:
+    elif item.outcome in {r.Outcome.LOST, r.Outcome.RELEASE}:
         ending = lifecycle.after_loss(group, request, now)
         if not ending:
             lifecycle.run_again(group, request)
