@@ -155,7 +155,8 @@ class Runner:
         held.task.add_done_callback(lambda _: timer.cancel())
 
     def _stop_probe(self, held: Held) -> None:
-        if held.stop is None and held.phase is not Phase.FINISHED:
+        """Stop a probe, unless its answer is coming already: then the endpoint is well, whoever says so first."""
+        if held.stop is None and held.phase is not Phase.FINISHED and not held.told:
             log.warning("probe_over", request_id=held.lease.request_id, endpoint_id=held.lease.endpoint_id)
             self.stop(held, StopReason.PROBE_OVER)
 

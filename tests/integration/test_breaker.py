@@ -360,3 +360,32 @@ async def test_work_that_waited_goes_out_within_a_second_of_the_endpoints_return
             replies = await asyncio.gather(*(call(client) for _ in range(10)))
             assert all(isinstance(one, Reply) and one.body == COMPLETION for one in replies)
             assert time.monotonic() - opened < OPEN_MS / 1000 + 1 + SLACK_S
+
+
+async def test_an_open_endpoint_blocks_its_own_pools_and_no_others(valkey: ValkeyProcess) -> None:
+    async with Engine(BROKEN, models=BROKEN) as bad, Engine(slow(0.02)) as good:
+        endpoint = BREAKER | {"open_ms": 60_000}
+        more = [{"endpoint_id": "good", "url": good.url}]
+        pools = [
+            {"pool_id": "a", "quantum": 4, "endpoint": "e"},
+            {"pool_id": "b", "endpoint": "good"},
+            {"pool_id": "c", "endpoint": "good"},
+        ]
+        fabric = Fabric(
+            valkey.url, bad.url, endpoint=endpoint, more_endpoints=more, pools=pools, total_concurrent_dispatch=4
+        )
+        async with fabric.gateway(), fabric.gateway(), fabric.client() as client:
+            blocked = [asyncio.create_task(call(client, pool="a")) for _ in range(30)]
+            await fabric.until_state("open")
+            begun = time.monotonic()
+            calls = [call(client, pool=name) for _ in range(30) for name in ("b", "c")]
+            assert all(isinstance(one, Reply) for one in await asyncio.gather(*calls))
+            assert time.monotonic() - begun < 60 * 0.02 / 4 + SLACK_S
+            row = fabric.pool("a")
+            assert row["block_reason"] == "endpoint_open"
+            assert row["skips"]["endpoint_open"] >= 1
+            assert row["in_flight"] == 0
+            for one in blocked:
+                one.cancel()
+            await asyncio.gather(*blocked, return_exceptions=True)
+        await fabric.until_clean()

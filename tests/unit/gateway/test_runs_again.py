@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -104,6 +105,21 @@ async def test_a_probe_is_ended_in_its_time_with_a_failure_of_the_endpoint(execu
     [result] = fabric.results
     assert (result.error_type, result.verdict) == ("endpoint_timeout", "failure")
     assert result.head["error"]["source"] == "endpoint"
+
+
+async def test_a_probe_whose_answer_is_coming_is_not_cut_off(executor: HeldExecutor) -> None:
+    fabric = FakeFabric()
+    fabric.probe_ms = 300
+    async with make_gateway(fabric, executor) as gateway:
+        request_id = fabric.submit()
+        await executor.until_begun(1)
+        assert gateway._service is not None
+        [held] = gateway._service.holdings
+        held.told = True  # as a run sets it when the first chunk of a stream is there
+        await asyncio.sleep(0.6)
+        assert not executor.broken_off
+        executor.release()
+        await fabric.until(lambda: fabric.ending(request_id) == "succeeded")
 
 
 async def test_a_probe_that_answers_in_time_is_left_alone() -> None:
