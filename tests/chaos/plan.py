@@ -54,6 +54,8 @@ _KINDS: tuple[_Kind, ...] = (
     ("slow", "valkey", 1.5, 1.0, 4.0),
     ("flush", "valkey", 0.4, 0.1, 0.8),
     ("cut", "valkey", 0.7, 0.0, 0.0),
+    ("cancel", "operator", 1.0, 0.0, 0.0),
+    ("pause", "operator", 0.6, 0.2, 2.0),
     ("slow", "backend", 1.5, 1.0, 3.0),
     ("fail", "backend", 4.0, 0.5, 2.5),
     ("cut", "backend", 1.0, 0.0, 0.0),
@@ -70,7 +72,10 @@ FAILURES = ("500", "502", "503", "504", "503-later", "429", "reset", "short", "g
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing done to one target. `detail`: what a failing backend does, how slow a slow server is (s)."""
+    """One thing done to one target. `detail`: what a failing backend does, how slow what is slow is (s), which pool.
+
+    The target `operator` is one who cancels requests and pauses pools.
+    """
 
     at_s: float
     kind: str
@@ -150,15 +155,17 @@ def _faults(chance: random.Random, duration_s: float, kinds: Sequence[_Kind]) ->
 
 def _fault(chance: random.Random, at_s: float, kinds: Sequence[_Kind]) -> Fault:
     kind, family, _, least, most = chance.choices(kinds, [each[2] for each in kinds])[0]
-    targets = {"gateway": GATEWAYS, "producer": PRODUCERS, "backend": BACKENDS, "valkey": ("valkey",)}
+    targets = {"gateway": GATEWAYS, "producer": PRODUCERS, "backend": BACKENDS}.get(family, (family,))
     # Short ones are more frequent than long ones.
     for_s = least + (most - least) * min(chance.random(), chance.random())
     detail = ""
     if kind == "fail":
         detail = chance.choice(FAILURES)
+    elif kind == "pause":
+        detail = chance.choice(list(_WEIGHTS))
     elif kind == "slow":
         detail = f"{chance.uniform(0.01, 0.12):.3f}" if family == "valkey" else f"{chance.uniform(0.3, 2.5):.2f}"
-    return Fault(at_s=at_s, kind=kind, target=chance.choice(targets[family]), for_s=round(for_s, 3), detail=detail)
+    return Fault(at_s=at_s, kind=kind, target=chance.choice(targets), for_s=round(for_s, 3), detail=detail)
 
 
 def _document(mode: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Storm:
         if undo is None:
             return
         self._broken.add(fault.target)
-        family = {"g": "gateway", "p": "producer", "b": "backend", "v": "valkey"}[fault.target[0]]
+        family = {"g": "gateway", "p": "producer", "b": "backend"}.get(fault.target[0], fault.target)
         self.done[f"{family} {fault.kind}"] += 1
 
         def mend() -> None:
@@ -115,13 +115,20 @@ class Storm:
     def _break(self, fault: Fault) -> _Action | None:
         """Do it; returns what undoes it, None when it could not be done."""
         name = fault.target
+        if name == "operator":
+            return self._interfere(fault)
         if name == "valkey":
             return self._break_valkey(fault)
         if fault.kind in CUTS:
             return self._break_connections(fault)
-        if name in self.world.backends:
-            return self._break_backend(fault)
-        return self._break_process(fault)
+        return self._break_backend(fault) if name in self.world.backends else self._break_process(fault)
+
+    def _interfere(self, fault: Fault) -> _Action:
+        """Be an operator at work; one that gets no answer tries again."""
+        if fault.kind == "cancel":
+            return self.world.cancel_some
+        self.world.pause(fault.detail, action="pause")
+        return lambda: self.world.pause(fault.detail, action="resume")
 
     def _break_connections(self, fault: Fault) -> _Action:
         proxy = self.world.proxies[fault.target]

@@ -111,6 +111,7 @@ def test_every_kind_of_fault_is_in_the_plans_and_no_target_suffers_two_at_a_time
         *(("p", kind) for kind in ("kill", "stop", "cut", "freeze", "refuse")),
         *(("v", kind) for kind in ("kill", "restart", "stop", "slow", "flush", "cut")),
         *(("b", kind) for kind in ("slow", "fail", "cut", "refuse")),
+        *(("o", kind) for kind in ("cancel", "pause")),
     }
     assert {fault.detail for fault in faults if fault.kind == "fail"} == set(FAILURES)
     for plan in plans:

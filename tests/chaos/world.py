@@ -23,9 +23,11 @@ from typing import Self
 import redis
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from dispatch.errors import FabricError
 from dispatch.fabric.deploy import load
-from dispatch.fabric.functions import group_configure
+from dispatch.fabric.functions import group_configure, pool_pause, request_cancel
 from dispatch.fabric.library import current_library
+from dispatch.fabric.schema import key
 from dispatch.fabric.sync import BlockingConnection
 from tests.chaos.backend import Backend
 from tests.chaos.plan import BACKENDS, GATEWAYS, LIVENESS_MS, PRODUCERS, Plan
@@ -37,6 +39,9 @@ from tests.support.valkey import ValkeyProcess
 GROUP = "chaos"
 SLOTS = 6
 READY_S = 60.0
+
+_OPERATOR_S = 0.5
+_CANCELLED = 3
 
 _CLIENTS = {"p0": "glide", "p1": "redis", "p2": "blocking"}
 """Each producer uses another client, so all of them are in each run."""
@@ -117,6 +122,28 @@ class World:
         """Remove every function from the server."""
         with redis.Redis(host="127.0.0.1", port=self.valkey.port) as client:
             client.function_flush("SYNC")
+
+    def cancel_some(self) -> bool:
+        """Cancel a few of the requests that wait or run; returns whether the server answered."""
+        try:
+            with redis.Redis(host="127.0.0.1", port=self.valkey.port, socket_timeout=_OPERATOR_S) as client:
+                found = client.zrandmember(key(GROUP, "deadlines"), _CANCELLED) or []
+            with BlockingConnection(self.valkey.url, timeout_s=_OPERATOR_S) as connection:
+                for request_id in found:
+                    call = request_cancel(request_id.decode(), actor="chaos", reason="chaos")
+                    connection.run(GROUP, call)
+        except (FabricError, redis.RedisError):
+            return False
+        return True
+
+    def pause(self, pool: str, *, action: str) -> bool:
+        """Pause a pool or resume it; returns whether the server answered."""
+        try:
+            with BlockingConnection(self.valkey.url, timeout_s=_OPERATOR_S) as connection:
+                connection.run(GROUP, pool_pause(pool, action, actor="chaos", reason="chaos"))
+        except FabricError:
+            return False
+        return True
 
     def start_gateway(self, name: str) -> None:
         """Bring a gateway back, under its old name or a new one."""
