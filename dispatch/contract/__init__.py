@@ -4,6 +4,7 @@ The direct path and the queued path use these same records, so they cannot drift
 """
 
 from dispatch.contract.call import Call, read_call
+from dispatch.contract.chunk import Chunk
 from dispatch.contract.envelope import CONTRACT_VERSION, Operation, RequestEnvelope, Scalar
 from dispatch.contract.names import check_name
 from dispatch.contract.reply import Attempt, Reply, ReplyError, ReplyHead, Usage
@@ -12,6 +13,7 @@ __all__ = [
     "CONTRACT_VERSION",
     "Attempt",
     "Call",
+    "Chunk",
     "Operation",
     "Reply",
     "ReplyError",

@@ -1,24 +1,35 @@
 """Reply frames: what stands in a producer's reply list.
 
-A frame has three parts, divided by newlines: a line of scalars that Lua wrote, the gateway's `ReplyHead` as JSON, and
-the endpoint's body, raw. Lua never reads the second and third part.
+A terminal frame has three parts, divided by newlines: a line of scalars that Lua wrote, the gateway's `ReplyHead` as
+JSON, and the endpoint's body, raw. Lua never reads the second and third part.
 
     contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries
 
 `tries` are the earlier attempts, joined by `;`, the cells of each (see `Attempt`) by `,`. A frame without this field is
 one that an older library pushed.
+
+A frame of chunks is a line of scalars and then a line for each chunk: its event ("" where events have no names) and its
+data. `number` is that of the first one, from 0. The terminal frame of a request follows all of them.
+
+    contract|sequence|chunks|request_id|number
+    event|data
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from dispatch.contract.chunk import Chunk
 from dispatch.contract.envelope import CONTRACT_VERSION
 from dispatch.contract.reply import Attempt, Reply, ReplyHead
 from dispatch.errors import ContractError, ContractMismatch
 
 _FIELDS = 11
 _TRIES = 10
+_CHUNK_FIELDS = 5
+_CHUNKS = b"chunks"
+_CONTRACT = b"%d" % CONTRACT_VERSION
+_LINE_END, _BAR = b"\n", b"|"
 _HEAD = msgspec.json.Decoder(ReplyHead)
 
 
@@ -29,6 +40,39 @@ class Frame(msgspec.Struct, frozen=True):
     kind: str
     by_reference: bool
     reply: Reply
+
+
+class ChunkFrame(msgspec.Struct, frozen=True, gc=False):
+    """One frame of a running stream. What its chunks say is read when somebody wants it (`chunks`)."""
+
+    sequence: int
+    request_id: str
+    number: int
+    payload: bytes
+
+    @property
+    def count(self) -> int:
+        """How many chunks it has."""
+        return self.payload.count(_LINE_END) + 1
+
+    def without(self, first: int) -> ChunkFrame:
+        """Return the frame without its `first` chunks; at least one is left."""
+        payload = self.payload.split(_LINE_END, first)[first]
+        return ChunkFrame(self.sequence, self.request_id, self.number + first, payload)
+
+    def chunks(self) -> list[Chunk]:
+        """Return its chunks in order.
+
+        Raises:
+            ContractError: it is damaged.
+        """
+        found: list[Chunk] = []
+        for line in self.payload.split(_LINE_END):
+            event, bar, data = line.partition(_BAR)
+            if not bar:
+                raise ContractError(f"damaged chunk of request {self.request_id!r}: {line[:40]!r}")
+            found.append(Chunk(data, event.decode("utf-8", "replace") if event else ""))
+        return found
 
 
 def sequence_of(raw: bytes) -> int:
@@ -43,8 +87,24 @@ def sequence_of(raw: bytes) -> int:
         raise ContractError(f"not a reply frame: {raw[:40]!r}") from error
 
 
+def read_frame(raw: bytes) -> Frame | ChunkFrame:
+    """Decode one frame of either kind. One of chunks costs about a microsecond.
+
+    Raises:
+        ContractMismatch, ContractError: as of `decode_frame`.
+    """
+    line, _, payload = raw.partition(_LINE_END)
+    cells = line.split(_BAR)
+    if len(cells) != _CHUNK_FIELDS or cells[2] != _CHUNKS or cells[0] != _CONTRACT:
+        return decode_frame(raw)
+    try:
+        return ChunkFrame(int(cells[1]), cells[3].decode(), int(cells[4]), payload)
+    except ValueError as error:
+        raise ContractError(f"damaged frame of chunks: {line[:80]!r}") from error
+
+
 def decode_frame(raw: bytes) -> Frame:
-    """Decode one frame.
+    """Decode one terminal frame.
 
     Raises:
         ContractMismatch: another contract version wrote it.

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -20,11 +21,13 @@ from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
 from dispatch.producer.background import Background
 from dispatch.producer.blocking_pump import BlockingPump
+from dispatch.producer.blocking_stream import BlockingQueuedStream
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
-from dispatch.producer.draft import BODY_TTL_MS, make_draft
+from dispatch.producer.draft import BODY_TTL_MS, make_draft, require_stream, require_whole
 from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
 from dispatch.producer.farewell import FAREWELL_S, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
+from dispatch.producer.intake import Reservoir
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.overdue import ROUNDS_MAX, end_overdue
@@ -90,6 +93,7 @@ class BlockingQueuedPath:
         self._options = options
         self.session = Session.begin(options)
         self.inbox = Inbox(time.monotonic)
+        self.reservoir = Reservoir(options)
         self._connection = BlockingConnection(url)
         self._standing = Standing(self.session, self.inbox)
         self._pump = BlockingPump(self._connection, self.session, self.inbox, self._standing.taken_over)
@@ -134,13 +138,33 @@ class BlockingQueuedPath:
         """Make a request of `call`; nothing is sent yet.
 
         Raises:
+            InvalidRequest: the call cannot be queued, or asks for a stream.
+            StateConflict: the client cannot be used any more.
+        """
+        require_whole(call)
+        return self.waiting(call, options, Future())
+
+    def stream(self, call: Call, options: CallOptions) -> BlockingQueuedStream:
+        """Return the stream of `call`; nothing is sent before it is opened.
+
+        Raises:
+            InvalidRequest: the call cannot be queued, or does not ask for a stream.
+            StateConflict: the client cannot be used any more.
+        """
+        require_stream(call, options)
+        return BlockingQueuedStream(self, call, options)
+
+    def waiting(self, call: Call, options: CallOptions, slot: Future[Outcome]) -> Waiting:
+        """Make a request of `call` whose outcome goes to `slot`; nothing is sent yet.
+
+        Raises:
             InvalidRequest: the call cannot be queued.
             StateConflict: the client cannot be used any more.
         """
         self._standing.check()
         errand = BlockingErrand(
             draft=make_draft(self.session, call, options),
-            slot=Future(),
+            slot=slot,
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
         )
@@ -162,7 +186,7 @@ class BlockingQueuedPath:
         try:
             reply_s = self._admit(errand)
         except FabricUnavailable:
-            self._leave_soon(waiting)
+            self.leave_soon(waiting)
             raise
         waiting.end = time.monotonic() + reply_s
         waiting.until = time.monotonic() + errand.overdue_in_s(reply_s)
@@ -179,15 +203,21 @@ class BlockingQueuedPath:
         Raises:
             FabricUnavailable, StateConflict: no reply will come; the text says what is known.
         """
-        errand = waiting.errand
-        outcome = self._outcome(waiting)
+        return self.conclude(waiting, self._outcome(waiting))
+
+    def conclude(self, waiting: Waiting, outcome: Outcome | None) -> Reply:
+        """Make the reply of an outcome; None = none came in time.
+
+        Raises:
+            DispatchError: the outcome is an error, or how the request ended cannot be learnt.
+        """
         if isinstance(outcome, DispatchError):
             raise outcome
         if isinstance(outcome, Frame):
             return self._read_body(waiting, outcome)
         if outcome is None:
-            self._leave_soon(waiting)
-            outcome = errand.no_word(time.monotonic() - self._pump.last_contact)
+            self.leave_soon(waiting)
+            outcome = waiting.errand.no_word(time.monotonic() - self._pump.last_contact)
         return outcome
 
     def leave(self, waiting: Waiting) -> None:
@@ -195,7 +225,7 @@ class BlockingQueuedPath:
         if self._let_go(waiting):
             self._farewell(waiting.errand)
 
-    def _leave_soon(self, waiting: Waiting) -> None:
+    def leave_soon(self, waiting: Waiting) -> None:
         """Leave without a call in this thread: its caller has waited as long as it may."""
         until = time.monotonic() + FAREWELL_S
         if self._let_go(waiting):
@@ -282,10 +312,23 @@ class BlockingQueuedPath:
                 if (late_s := time.monotonic() - waiting.end) >= 0:
                     # A process that stood still goes on with all its threads: the pump gets its turn first.
                     return slot.result() if late_s > _LATE_S and wait([slot], _LAST_ROUND_S).done else None
-            if not self._asked.is_set():  # once for all
-                self._asked.set()
-                self._background.soon(self._end_overdue)
+            self.ask_after_overdue()
             left = min(ASK_AGAIN_S, waiting.end - time.monotonic())
+
+    def ask_after_overdue(self) -> None:
+        """Have the group end what is past its deadline, soon."""
+        if not self._asked.is_set():  # once for all
+            self._asked.set()
+            self._background.soon(self._end_overdue)
+
+    def state_of(self, request_id: str) -> Any:
+        """Ask the group where a request is; the answer is `fabric_snapshot`'s.
+
+        Raises:
+            FabricError: it does not say.
+        """
+        with answered_within(_ASK_S):
+            return self._connection.run(self.session.group, state_of(request_id))
 
     def _end_overdue(self) -> None:
         self._asked.clear()

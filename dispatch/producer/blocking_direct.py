@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from dispatch.contract import Call, Reply
+from dispatch.contract import Call, Chunk, Reply
 from dispatch.errors import StateConflict
 from dispatch.producer.direct import DirectPath
+from dispatch.producer.direct_stream import DirectStream
 from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.whereabouts import Whereabouts
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -41,6 +48,64 @@ class _World:
     portal: BlockingPortal
     path: DirectPath
     thread: threading.Thread
+
+
+class BlockingDirectStream:
+    """A stream that the event loop's thread reads."""
+
+    def __init__(self, portal: BlockingPortal, stream: DirectStream) -> None:
+        self._portal = portal
+        self._stream = stream
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._stream.request_id
+
+    @property
+    def reply(self) -> Reply | None:
+        """How it ended, None until then."""
+        return self._stream.reply
+
+    def open(self) -> None:
+        """Make the call.
+
+        Raises:
+            StateConflict: the client is closed.
+        """
+        self._in_loop(self._stream.open)
+
+    def read(self, within_s: float) -> list[Chunk]:
+        """Return the chunks that are there; waits for one. None come: the time is over, or the stream (`reply`).
+
+        Raises:
+            StateConflict: the client was closed.
+        """
+        return self._in_loop(self._stream.read, within_s)
+
+    def whereabouts(self) -> Whereabouts:
+        """Say since when it runs."""
+        return self._in_loop(self._stream.whereabouts)
+
+    def leave(self) -> None:
+        """Stop reading: the connection is closed. Repeatable."""
+        with suppress(StateConflict):
+            self._in_loop(self._leave)
+
+    def leave_soon(self) -> None:
+        """The same without waiting for it."""
+        with suppress(RuntimeError):  # the loop has ended, and the stream with it
+            self._portal.start_task_soon(self._leave)
+
+    async def _leave(self) -> None:
+        self._stream.leave()
+
+    def _in_loop(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        try:
+            future = self._portal.start_task_soon(work, *args)
+        except RuntimeError as error:
+            raise StateConflict("the client is closed") from error
+        return future.result()
 
 
 class BlockingDirectPath:
@@ -95,6 +160,18 @@ class BlockingDirectPath:
         """Stop the call: its connection is closed."""
         if running.future is not None:
             running.future.cancel()
+
+    def stream(self, call: Call, options: CallOptions) -> BlockingDirectStream:
+        """Return the stream of `call`; nothing is sent before it is opened.
+
+        Raises:
+            InvalidRequest: the call would not be accepted by the queued path either, or does not ask for a stream.
+            StateConflict: the client is closed.
+        """
+        world = self._world
+        if world is None:
+            raise StateConflict("the client is closed")
+        return BlockingDirectStream(world.portal, world.portal.call(world.path.stream, call, options))
 
     def close(self) -> None:
         """Close the connections and end the thread; calls under way fail. Repeatable."""

@@ -17,6 +17,7 @@ from dispatch.producer.batch import CONCURRENCY, Item, Progress, run_batch
 from dispatch.producer.completion import build_completion
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, ClientKeywords, ClientOptions, require_url
 from dispatch.producer.queued import QueuedPath
+from dispatch.producer.streaming import ChunkStream, StreamSource
 
 
 class CallPath(Protocol):
@@ -24,6 +25,10 @@ class CallPath(Protocol):
 
     async def call(self, call: Call, options: CallOptions) -> Reply:
         """Make one call; returns the reply whatever its ending."""
+        ...
+
+    def stream(self, call: Call, options: CallOptions) -> StreamSource:
+        """Return the stream of one call; nothing is sent before it is opened."""
         ...
 
     async def aclose(self) -> None:
@@ -150,17 +155,50 @@ class DispatchClient:
         named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
         return await self._complete(named | more)
 
+    def stream(
+        self,
+        *,
+        model: str,
+        messages: Sequence[Any],
+        pool: str = DEFAULT_POOL,
+        metadata: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+        **more: Any,
+    ) -> ChunkStream:
+        """Make one chat completion and return its chunks as they come (see `ChunkStream`).
+
+        Arguments are those of `complete()`; `"stream": true` is added to the body, and nothing else is: usage comes
+        with `stream_options={"include_usage": True}`. A `request_id` only names the request, as a stream cannot be
+        repeated.
+
+        Raises:
+            InvalidRequest: an argument is wrong, cannot be JSON or is not finite; nothing was sent.
+            StateConflict: the client is not open.
+        """
+        named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
+        call, options = build_completion(named | more, stream=True)
+        return ChunkStream(self._opened().stream(call, options), BackendError if self._options.direct else RequestEnded)
+
     async def call(self, call: Call, options: CallOptions | None = None) -> Reply:
         """Make one call and return its terminal reply, whatever its ending.
 
         Raises:
-            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued. A body that
+                asks for a stream is an `InvalidRequest`.
             FabricUnavailable, OutcomeUnknown: as of `complete`.
         """
-        if self._path is None:
-            raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
-        self._check_process()
-        return await self._path.call(call, options or CallOptions())
+        return await self._opened().call(call, options or CallOptions())
+
+    def stream_call(self, call: Call, options: CallOptions | None = None) -> ChunkStream:
+        """Return the chunks of one call whose body asks for a stream, as they come.
+
+        The chunks end whatever the ending, which stands in the stream's `reply`.
+
+        Raises:
+            InvalidRequest: the body does not ask for a stream, or the call cannot be queued.
+            StateConflict: the client is not open.
+        """
+        return ChunkStream(self._opened().stream(call, options or CallOptions()), None)
 
     async def batch_generate(
         self, items: Sequence[Item], progress: Progress | None = None, *, concurrency: int = CONCURRENCY
@@ -182,6 +220,12 @@ class DispatchClient:
         if not reply.succeeded:
             raise BackendError(reply) if self._options.direct else RequestEnded(reply)
         return reply
+
+    def _opened(self) -> CallPath:
+        if self._path is None:
+            raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
+        self._check_process()
+        return self._path
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -16,8 +16,8 @@ _OPTION_NAMES = frozenset(
 )
 
 
-def build_completion(arguments: Mapping[str, Any]) -> tuple[Call, CallOptions]:
-    """Make a chat completion call of `complete()`'s arguments.
+def build_completion(arguments: Mapping[str, Any], *, stream: bool = False) -> tuple[Call, CallOptions]:
+    """Make a chat completion call of the arguments of `complete()`, or of `stream()`.
 
     `pool metadata timeout cost request_id fairness_key priority` become options; `messages`, `model` and every other
     argument become members of the body in the order given, `extra_body`'s members last.
@@ -29,6 +29,8 @@ def build_completion(arguments: Mapping[str, Any]) -> tuple[Call, CallOptions]:
         if name not in arguments:
             raise InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
     body: dict[str, Any] = {"messages": arguments["messages"], "model": arguments["model"]}
+    if stream:
+        body["stream"] = True
     body.update((name, value) for name, value in arguments.items() if name not in _OPTION_NAMES)
     body.update(arguments.get("extra_body") or {})
     options = CallOptions(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dispatch.contract import CONTRACT_VERSION, Call, RequestEnvelope, Scalar
+from dispatch.contract import CONTRACT_VERSION, Call, Operation, RequestEnvelope, Scalar
 from dispatch.errors import (
     DispatchError,
     IdempotencyConflict,
@@ -69,13 +69,13 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
     """Make a request of `call` for `session`.
 
     Raises:
-        InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
+        InvalidRequest: metadata that feeds the cost rule is no whole number.
     """
     images, pages, units = check_call(call, options)
     request_id = options.request_id or secrets.token_hex(16)
     nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
-    idempotency = _idempotency(options)
+    idempotency = "" if call.stream else _idempotency(options)
     submission = Submission(
         request_id=request_id,
         pool_id=options.pool_id,
@@ -101,18 +101,51 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
     return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None)
 
 
+def require_whole(call: Call) -> None:
+    """Make sure that `call` asks for a whole answer.
+
+    Raises:
+        InvalidRequest: it asks for a stream.
+    """
+    if call.stream:
+        raise InvalidRequest(
+            "the body asks for a stream, and this gives back whole replies: use stream() or stream_call(), or leave "
+            "'stream' out",
+            param="stream",
+            code="unsupported",
+        )
+
+
+def require_stream(call: Call, options: CallOptions) -> None:
+    """Make sure that `call` asks for a stream, and can be one.
+
+    Raises:
+        InvalidRequest: it asks for a whole answer, its operation has no stream form, or it has an idempotency key.
+    """
+    if not call.stream:
+        raise InvalidRequest(
+            "the body does not ask for a stream: 'stream' must be true", param="stream", code="invalid_value"
+        )
+    if call.operation is Operation.EMBEDDINGS:
+        raise InvalidRequest(
+            "embeddings have no stream form: leave 'stream' out or send false", param="stream", code="unsupported"
+        )
+    if options.idempotency_key is not None:
+        raise InvalidRequest(
+            "a stream cannot be repeated, so it takes no idempotency key: leave it out, or ask for the whole answer",
+            param="idempotency_key",
+            code="stream_not_repeatable",
+        )
+
+
 def check_call(call: Call, options: CallOptions) -> tuple[int, int, int | None]:
     """Make sure that `call` can be made, queued or directly. Returns its images, pages and explicit cost units.
 
     What metadata says goes before what was found in the body.
 
     Raises:
-        InvalidRequest: a stream is asked for, or metadata that feeds the cost rule is no whole number.
+        InvalidRequest: metadata that feeds the cost rule is no whole number.
     """
-    if call.stream:
-        raise InvalidRequest(
-            "stream: true is not supported on this path; ask for the whole answer", param="stream", code="unsupported"
-        )
     given = options.metadata
     if not given:
         return call.image_count, 0, options.estimated_cost_units

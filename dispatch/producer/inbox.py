@@ -11,7 +11,8 @@ import structlog
 
 from dispatch.contract.reply import Reply
 from dispatch.errors import ContractError, ContractMismatch, DispatchError, IdempotencyConflict, RequestInProgress
-from dispatch.fabric.frames import Frame, decode_frame, sequence_of
+from dispatch.fabric.frames import ChunkFrame, Frame, read_frame, sequence_of
+from dispatch.producer.intake import Intake
 
 _log = structlog.get_logger(__name__)
 
@@ -57,7 +58,7 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def expect(self, request_id: str, slot: Slot, *, fingerprint: str = "", lasting: bool = False) -> None:
-        """Give the reply of `request_id` to `slot` when it comes.
+        """Give the reply of `request_id` to `slot` when it comes; chunks before it, too, if it is an `Intake`.
 
         `fingerprint` says what call it is, `lasting` that it goes on when nobody waits for it.
 
@@ -138,20 +139,29 @@ class Inbox:
         upto: int | None = None
         for raw in raws:
             try:
-                sequence = sequence_of(raw)
+                frame = read_frame(raw)
             except ContractError as error:
-                _log.error("reply_frame_unreadable", error=str(error))
-                continue
-            upto = sequence if upto is None else max(upto, sequence)
-            try:
-                frame = decode_frame(raw)
-            except ContractError as error:
-                self._refuse(raw, error)
-                continue
-            outcome = frame if frame.by_reference else frame.reply
-            if frame.kind != TERMINAL or not self._deliver(frame.reply.request_id, outcome):
-                self.dropped += 1
+                sequence = self._refuse(raw, error)
+            else:
+                sequence = frame.sequence
+                if isinstance(frame, ChunkFrame):
+                    self._feed(frame)
+                elif frame.kind != TERMINAL or not self._deliver(
+                    frame.reply.request_id, frame if frame.by_reference else frame.reply
+                ):
+                    self.dropped += 1
+            if sequence is not None:
+                upto = sequence if upto is None else max(upto, sequence)
         return upto
+
+    def _feed(self, frame: ChunkFrame) -> None:
+        with self._lock:
+            entry = self._waiting.get(frame.request_id)
+        slot = None if entry is None else entry.slot
+        if not isinstance(slot, Intake):
+            self.dropped += 1
+            return
+        slot.feed(frame)
 
     def _deliver(self, request_id: str, outcome: Outcome) -> bool:
         with self._lock:
@@ -159,13 +169,28 @@ class Inbox:
             entry = self._waiting.pop(request_id, None)
         return _put(entry, outcome)
 
-    def _refuse(self, raw: bytes, error: ContractError) -> None:
+    def _refuse(self, raw: bytes, error: ContractError) -> int | None:
+        """Tell who waits for a frame that cannot be read; returns its sequence, None if it has none."""
+        try:
+            sequence = sequence_of(raw)
+        except ContractError:
+            _log.error("reply_frame_unreadable", error=str(error))
+            return None
         cells = raw.partition(b"\n")[0].split(b"|")
         request_id = cells[_REQUEST_ID_CELL].decode("utf-8", "replace") if len(cells) > _REQUEST_ID_CELL else ""
         kind = ContractMismatch if isinstance(error, ContractMismatch) else ContractError
-        delivered = self._deliver(request_id, kind(f"{error} (request {request_id!r})"))
+        delivered = self._refuse_to(request_id, kind(f"{error} (request {request_id!r})"))
         self.dropped += not delivered
         _log.error("reply_frame_refused", request_id=request_id, delivered=delivered, error=str(error))
+        return sequence
+
+    def _refuse_to(self, request_id: str, error: DispatchError) -> bool:
+        with self._lock:
+            entry = self._waiting.get(request_id)
+        if entry is None or not isinstance(entry.slot, Intake):
+            return self._deliver(request_id, error)
+        entry.slot.give_up(error)
+        return True
 
 
 def _put(entry: _Entry | None, outcome: Outcome) -> bool:

@@ -26,6 +26,15 @@ METADATA_MAX_BYTES = 8_192
 METADATA_MAX_MEMBERS = 64
 _INTEGER_MAX = 2**63 - 1
 
+_WHOLE_OPTIONS = (
+    "liveness_ms",
+    "replies_ttl_ms",
+    "admission_ms",
+    "close_ms",
+    "stream_unread_bytes",
+    "streams_unread_bytes",
+)
+
 ClientName = Literal["glide", "redis"]
 
 
@@ -41,6 +50,8 @@ class ClientKeywords(TypedDict, total=False):
     replies_ttl_ms: int
     admission_ms: int
     close_ms: int
+    stream_unread_bytes: int
+    streams_unread_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,8 @@ class ClientOptions:
     stays below the time a group remembers an ended request (60 s), so that a repeat can never be a second request. The
     wait behind other requests of this client does not count while the server answers those.
     `close_ms` bounds how long closing waits for outstanding requests to be cancelled.
+    `stream_unread_bytes` bounds how much of one stream may wait to be read, beyond a single chunk, and
+    `streams_unread_bytes` how much of all together: a stream that is too far behind is stopped (`StreamTooSlow`).
     """
 
     fabric_group: str = "default"
@@ -67,6 +80,8 @@ class ClientOptions:
     replies_ttl_ms: int = 300_000
     admission_ms: int = 50_000
     close_ms: int = 2_000
+    stream_unread_bytes: int = 8 * 1024 * 1024
+    streams_unread_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
         _check_text_name("fabric_group", self.fabric_group)
@@ -78,20 +93,22 @@ class ClientOptions:
             raise ConfigurationError("endpoint is only for direct=True: a queued call goes where its pool points")
         if self.client not in ("glide", "redis"):
             raise ConfigurationError(f"client is {self.client!r}, allowed are 'glide' and 'redis'")
-        for name in ("liveness_ms", "replies_ttl_ms", "admission_ms", "close_ms"):
+        for name in _WHOLE_OPTIONS:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ConfigurationError(f"{name} is {value!r}, it must be a whole number of milliseconds, at least 1")
+                unit = "milliseconds" if name.endswith("_ms") else "bytes"
+                raise ConfigurationError(f"{name} is {value!r}, it must be a whole number of {unit}, at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
     """What travels beside one call's body.
 
-    `request_id` None = one is made up; a given one counts as an idempotency key, too.
+    `request_id` None = one is made up; a given one counts as an idempotency key, too, unless a stream is asked for.
     `idempotency_key`: the group makes the call once, and whoever repeats it with this key (also elsewhere, also when
     the first caller is gone) gets the stored reply, until `idempotency_ttl_ms` after its end. The call is not cancelled
-    when its caller leaves. `scope` parts callers whose keys must not meet (the id of an API key).
+    when its caller leaves. A stream takes no such key. `scope` parts callers whose keys must not meet (the id of an API
+    key).
     `timeout_ms` None = the pool's default; it counts from admission.
     `metadata` is for operators and for the cost rule (`image_count`, `chunk_page_count`, `page_count`,
     `estimated_cost_units`); it is never part of the body. `admission_ms` None = the client's.

@@ -30,8 +30,12 @@ class Promise(Generic[T]):
         if not self._done:
             self._value = result
             self._done = True
-            for waiter in self._waiters:
-                _wake(waiter)
+            self.wake()
+
+    def wake(self) -> None:
+        """End the waits under way, with a value or without: they look whether it is there."""
+        for waiter in self._waiters:
+            _wake(waiter)
 
     def result(self) -> T:
         """Return the value; only after `done()`."""
@@ -49,7 +53,10 @@ class Promise(Generic[T]):
         return self._value
 
     async def within(self, seconds: float) -> bool:
-        """Wait for the value at most `seconds`; returns whether it is there. Can be cancelled and repeated."""
+        """Wait for the value at most `seconds`, or until somebody calls `wake`; returns whether it is there.
+
+        Can be cancelled and repeated.
+        """
         if not self._done:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -16,18 +17,20 @@ from dispatch.errors import DispatchError, FabricError, StateConflict
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
-from dispatch.producer.draft import make_draft
+from dispatch.producer.draft import make_draft, require_stream, require_whole
 from dispatch.producer.errand import ASK_AGAIN_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
-from dispatch.producer.inbox import Inbox
+from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.inheritance import keep_in_children
+from dispatch.producer.intake import Reservoir
 from dispatch.producer.liveness import Listener, Liveness, beat_connection
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.overdue import Overdue
 from dispatch.producer.pipeline import SENDERS, Pipeline
 from dispatch.producer.promise import Promise
 from dispatch.producer.pump import Pump, PumpEvents
-from dispatch.producer.recovery import unanswerable
+from dispatch.producer.queued_stream import QueuedStream
+from dispatch.producer.recovery import state_of, unanswerable
 from dispatch.producer.session import Session
 from dispatch.producer.standing import Standing
 from dispatch.producer.submitter import AsyncErrand, Submitter
@@ -35,7 +38,7 @@ from dispatch.producer.submitter import AsyncErrand, Submitter
 _log = structlog.get_logger(__name__)
 
 _CLOSE_POLL_S = 0.01
-_LAST_DRAIN_S = 1.0
+LAST_DRAIN_S = 1.0
 _LATE_S = 0.1  # an event loop that is later than this has not had its turn at the replies, either
 _LOOK_AGAIN_S = 1.0
 
@@ -48,6 +51,7 @@ class QueuedPath:
         self._connection = connection
         self.session = Session.begin(options)
         self.inbox = Inbox(time.monotonic)
+        self.reservoir = Reservoir(options)
         self._pipeline = Pipeline(connection, self.session.group)
         self._submitter = Submitter(connection, self._pipeline)
         self._farewell = Farewell(connection, self._pipeline, self.session, self.inbox)
@@ -102,32 +106,112 @@ class QueuedPath:
         When the waiting task is cancelled the request is cancelled in the background.
 
         Raises:
-            InvalidRequest: the call cannot be queued.
+            InvalidRequest: the call cannot be queued, or asks for a stream.
             RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
             FabricUnavailable: Valkey did not answer; whether it was queued is not known, and it is cancelled if so.
             OutcomeUnknown: it was queued, and how it ended cannot be learnt any more.
         """
+        require_whole(call)
+        errand = self.errand(call, options, Promise())
+        try:
+            reply_s = await self.begin(errand)
+            return await self._reply(errand, reply_s)
+        except BaseException:
+            self.leave(errand)
+            raise
+
+    def stream(self, call: Call, options: CallOptions) -> QueuedStream:
+        """Return the stream of `call`; nothing is sent before it is opened.
+
+        Raises:
+            InvalidRequest: the call cannot be queued, or does not ask for a stream.
+            StateConflict: the client cannot be used any more.
+        """
+        require_stream(call, options)
+        return QueuedStream(self, call, options)
+
+    def errand(self, call: Call, options: CallOptions, slot: Promise[Outcome]) -> AsyncErrand:
+        """Make a request of `call` whose outcome goes to `slot`; nothing is sent yet.
+
+        Raises:
+            InvalidRequest: the call cannot be queued.
+            StateConflict: the client cannot be used any more.
+        """
         self._standing.check()
         if self._supervisor is None:
             raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
-        errand = AsyncErrand(
+        return AsyncErrand(
             draft=make_draft(self.session, call, options),
-            slot=Promise(),
+            slot=slot,
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
         )
+
+    async def begin(self, errand: AsyncErrand) -> float:
+        """Queue the request; returns how many seconds its reply may take. On any exception the caller calls `leave`.
+
+        Raises:
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict, FabricUnavailable: as of `call`.
+        """
+        self._standing.check()  # some time may have passed since the errand was made
         draft = errand.draft
         self.inbox.expect(
             draft.request_id, errand.slot, fingerprint=draft.submission.fingerprint, lasting=draft.lasting
         )
-        try:
-            self._pump.wake()
-            reply_s = await self._submitter.admit(errand)
-            self._admitted(errand)
-            return await self._reply(errand, reply_s)
-        except BaseException:
-            self._leave(errand)
-            raise
+        self._pump.wake()
+        reply_s = await self._submitter.admit(errand)
+        self._admitted(errand)
+        return reply_s
+
+    async def conclude(self, errand: AsyncErrand, until: float) -> Reply:
+        """Return the reply of an errand whose outcome is there, or overdue; its body is read until `until`.
+
+        Raises:
+            DispatchError: the outcome is an error, or how the request ended cannot be learnt.
+        """
+        if errand.slot.done():
+            outcome = errand.slot.result()
+            if isinstance(outcome, DispatchError):
+                raise outcome
+            if isinstance(outcome, Reply):
+                return outcome
+            with anyio.move_on_after(until - time.monotonic()):
+                reply = await self._bodies.read(outcome)
+                if self._tasks is not None and not errand.draft.repeatable:
+                    self._tasks.start_soon(self._bodies.release, outcome)
+                return reply
+        overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
+        self.leave(errand)
+        return overdue
+
+    def leave(self, errand: AsyncErrand) -> None:
+        """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
+        if errand.has_ended() or errand.surely_not_queued() or errand.draft.lasting or self._tasks is None:
+            self.inbox.withdraw(errand.request_id, errand.slot)
+            return
+        self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
+        self._pump.wake()
+        self._tasks.start_soon(self._farewell.retire, errand)
+
+    def ask_after_overdue(self) -> None:
+        """Have the group end what is past its deadline."""
+        self._overdue.ask()
+
+    async def catch_up(self) -> None:
+        """Take what replies there are, within a bound: the pump may have had no turn for a while."""
+        with anyio.move_on_after(LAST_DRAIN_S):
+            try:
+                await self._pump.drain()
+            except FabricError as error:
+                _log.info("replies_not_read", producer_id=self.session.producer_id, reason=str(error))
+
+    async def state_of(self, request_id: str) -> Any:
+        """Ask the group where a request is; the answer is `fabric_snapshot`'s.
+
+        Raises:
+            FabricError: it does not say.
+        """
+        return await self._connection.run(self.session.group, state_of(request_id))
 
     async def aclose(self) -> None:
         """Cancel what is outstanding, wait for that at most `close_ms`, and end. Repeatable; cannot be cancelled."""
@@ -142,7 +226,7 @@ class QueuedPath:
                 with anyio.move_on_after(self._options.close_ms / 1000):
                     await self._cancel_outstanding()
                 self.inbox.fail_all(self.session.closed)
-                await self._last_drain()
+                await self.catch_up()
             self._stop.set()
             await asyncio.wait([supervisor])
             await anyio.to_thread.run_sync(self._liveness.join)
@@ -187,36 +271,14 @@ class QueuedPath:
             began = time.monotonic()
             answered = await errand.slot.within(pause)
             if time.monotonic() - began > pause + _LATE_S:  # while the loop was blocked the pump had no turn, either
-                until = max(until, time.monotonic() + _LAST_DRAIN_S)
+                until = max(until, time.monotonic() + LAST_DRAIN_S)
                 if not answered:
-                    await self._last_drain()
+                    await self.catch_up()
             if errand.slot.done() or time.monotonic() >= until:
                 break
-            self._overdue.ask()
+            self.ask_after_overdue()
             pause = min(ASK_AGAIN_S, max(0.0, until - time.monotonic()))
-        if errand.slot.done():
-            outcome = errand.slot.result()
-            if isinstance(outcome, DispatchError):
-                raise outcome
-            if isinstance(outcome, Reply):
-                return outcome
-            with anyio.move_on_after(until - time.monotonic()):
-                reply = await self._bodies.read(outcome)
-                if self._tasks is not None and not errand.draft.repeatable:
-                    self._tasks.start_soon(self._bodies.release, outcome)
-                return reply
-        overdue = errand.no_word(time.monotonic() - self._pump.last_contact)
-        self._leave(errand)
-        return overdue
-
-    def _leave(self, errand: AsyncErrand) -> None:
-        """Stop waiting for `errand` and see to it, in the background, that it does not run for nobody."""
-        if errand.has_ended() or errand.surely_not_queued() or errand.draft.lasting or self._tasks is None:
-            self.inbox.withdraw(errand.request_id, errand.slot)
-            return
-        self.inbox.abandon(errand.request_id, errand.slot, 0.0 if self._pump.retired else reply_due())
-        self._pump.wake()
-        self._tasks.start_soon(self._farewell.retire, errand)
+        return await self.conclude(errand, until)
 
     async def _cancel_outstanding(self) -> None:
         told: set[str] = set()
@@ -226,14 +288,6 @@ class QueuedPath:
                     told.add(request_id)
                     cancels.start_soon(self._farewell.cancel, request_id, "the client was closed")
                 await anyio.sleep(_CLOSE_POLL_S)
-
-    async def _last_drain(self) -> None:
-        """Take what replies there are, within a bound."""
-        with anyio.move_on_after(_LAST_DRAIN_S):
-            try:
-                await self._pump.drain()
-            except FabricError as error:
-                _log.info("replies_not_read", producer_id=self.session.producer_id, reason=str(error))
 
     async def _look_after(self) -> None:
         """After each interruption tell the callers whose request the group has dropped or lost meanwhile."""

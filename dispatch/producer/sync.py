@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
@@ -16,6 +17,7 @@ from dispatch.contract import Call, Reply, Scalar
 from dispatch.errors import BackendError, DispatchError, RequestEnded, StateConflict
 from dispatch.producer.batch import CONCURRENCY, Item, check_concurrency
 from dispatch.producer.blocking import BlockingQueuedPath
+from dispatch.producer.blocking_stream import BlockingChunkStream, BlockingSource
 from dispatch.producer.completion import build_completion
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, ClientKeywords, ClientOptions, require_url
 
@@ -65,6 +67,10 @@ class BlockingPath(Protocol[B]):
 
     def leave(self, begun: B) -> None:
         """Stop waiting, and stop the request."""
+        ...
+
+    def stream(self, call: Call, options: CallOptions) -> BlockingSource:
+        """Return the stream of one call; nothing is sent before it is opened."""
         ...
 
     def close(self) -> None:
@@ -147,21 +153,58 @@ class DispatchClient:
         named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
         return self._succeeded(self.call(*build_completion(named | more)))
 
-    def call(self, call: Call, options: CallOptions | None = None) -> Reply:
+    def stream(
+        self,
+        *,
+        model: str,
+        messages: Sequence[Any],
+        pool: str = DEFAULT_POOL,
+        metadata: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+        **more: Any,
+    ) -> BlockingChunkStream:
+        """Make one chat completion and return its chunks as they come (see `BlockingChunkStream`).
+
+        Arguments and errors are those of the asynchronous `DispatchClient.stream`.
+        """
+        named = {"model": model, "messages": messages, "pool": pool, "metadata": metadata, "timeout": timeout}
+        call, options = build_completion(named | more, stream=True)
+        raising = BackendError if self._options.direct else RequestEnded
+        return BlockingChunkStream(self._current().stream(call, options), raising)
+
+    def call(self, call: Call, options: CallOptions | None = None, *, within_s: float = math.inf) -> Reply:
         """Make one call and return its terminal reply, whatever its ending.
 
+        `within_s` bounds how long this thread waits; unlike the call's timeout it says nothing to the group.
+
         Raises:
-            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued.
+            InvalidRequest, RequestRefused, PoolUnknown, GroupUnknown, StateConflict: nothing was queued. A body that
+                asks for a stream is an `InvalidRequest`.
             FabricUnavailable, OutcomeUnknown: as of the asynchronous client.
+            TimeoutError: `within_s` is over; the request is cancelled.
         """
+        until = time.monotonic() + within_s
         path = self._current()
         begun = path.prepare(call, options or CallOptions())
         try:
             path.begin(begun)
+            if until < begun.until:
+                _wait_for(begun, until)
             return path.finish(begun)
         except BaseException:
             path.leave(begun)
             raise
+
+    def stream_call(self, call: Call, options: CallOptions | None = None) -> BlockingChunkStream:
+        """Return the chunks of one call whose body asks for a stream, as they come.
+
+        The chunks end whatever the ending, which stands in the stream's `reply`.
+
+        Raises:
+            InvalidRequest: the body does not ask for a stream, or the call cannot be queued.
+            StateConflict: the client is not open.
+        """
+        return BlockingChunkStream(self._current().stream(call, options or CallOptions()), None)
 
     def batch_generate(
         self,
@@ -275,6 +318,17 @@ class _Batch:
             return self._succeeded(reply)
         except DispatchError as error:
             return error
+
+
+def _wait_for(begun: Begun, until: float) -> None:
+    """Wait for an outcome until `until`.
+
+    Raises:
+        TimeoutError: there is none.
+    """
+    wait([begun.ready], max(0.0, until - time.monotonic()))
+    if not begun.ready.done():
+        raise TimeoutError("no reply came in the time that the caller gave; the request is cancelled")
 
 
 def _for_child(options: ClientOptions) -> ClientOptions:

@@ -152,6 +152,13 @@ class FakeGroup:
         self.frames.append(head.encode() + rest)
         self._ring()
 
+    def push_chunks(self, request_id: str, number: int, *data: bytes, event: str = "") -> None:
+        """Push one frame of chunks, the first of which has this number."""
+        self._sequence += 1
+        payload = b"\n".join(event.encode() + b"|" + each for each in data)
+        self.frames.append(f"1|{self._sequence}|chunks|{request_id}|{number}\n".encode() + payload)
+        self._ring()
+
     def _ring(self) -> None:
         self._tokens += 1
         self._rung.set()
@@ -229,8 +236,10 @@ class FakeGroup:
         rows = []
         if held is not None:
             rows = [{"request_id": held.request_id, "state": held.state, "ending": held.ending or None, "attempt": 1,
-                     "pool_id": held.pool, "producer_id": held.producer}]  # fmt: skip
-        return msgspec.json.encode({"rows": rows})
+                     "pool_id": held.pool, "producer_id": held.producer, "submitted_ms": 1_000}]  # fmt: skip
+        if held is not None and held.state == "leased":
+            rows[0]["claimed_ms"] = 1_700
+        return msgspec.json.encode({"server_ms": 4_000, "rows": rows})
 
 
 class FakeWaiter:

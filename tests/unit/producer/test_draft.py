@@ -11,7 +11,7 @@ from dispatch.contract import Call, Operation, RequestEnvelope
 from dispatch.errors import InvalidRequest, RequestRefused, StateConflict
 from dispatch.fabric.records import Exists, Refused
 from dispatch.fabric.schema import LIMITS
-from dispatch.producer.draft import Draft, make_draft, refusal
+from dispatch.producer.draft import Draft, make_draft, refusal, require_stream, require_whole
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.session import Session
 
@@ -96,10 +96,25 @@ def test_the_trace_of_the_running_span_travels_along() -> None:
     assert (given.traceparent, given.tracestate) == ("00-1-2-01", "a=b")
 
 
-def test_streams_are_refused() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        draft(of=call(stream=True))
+def test_a_whole_answer_and_a_stream_are_asked_for_in_different_ways() -> None:
+    require_whole(call())
+    require_stream(call(stream=True), CallOptions(request_id="r"))
+    with pytest.raises(InvalidRequest, match=r"stream\(\) or stream_call\(\)") as caught:
+        require_whole(call(stream=True))
     assert caught.value.param == "stream"
+    with pytest.raises(InvalidRequest, match="'stream' must be true"):
+        require_stream(call(), CallOptions())
+    vectors = Call(operation=Operation.EMBEDDINGS, body=b"{}", model="m", stream=True)
+    with pytest.raises(InvalidRequest, match="embeddings have no stream form"):
+        require_stream(vectors, CallOptions())
+
+
+def test_a_stream_takes_no_idempotency_key_and_its_id_is_no_key() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        require_stream(call(stream=True), CallOptions(idempotency_key="k"))
+    assert (caught.value.param, caught.value.code) == ("idempotency_key", "stream_not_repeatable")
+    made = draft(of=call(stream=True), request_id="r")
+    assert (made.request_id, made.repeatable, made.lasting) == ("r", False, False)
 
 
 def test_refusals_carry_their_facts() -> None:
