@@ -167,7 +167,7 @@ async def test_an_operators_cancel_stops_running_work_and_tells_the_caller(valke
 def test_every_way_to_end_leaves_one_record_and_one_step_of_one_counter(valkey: ValkeyProcess) -> None:
     group = unique_group()
     pools = [{"pool_id": "default"}, {"pool_id": "twice", "delivery": "at_least_once", "max_attempts": 1}]
-    configure(valkey.url, group, default_document() | {"lease_ms": 900, "pools": pools})
+    configure(valkey.url, group, default_document() | {"lease_ms": 900, "liveness_ms": 900, "pools": pools})
     hand = ByHand(valkey.url, group)
     ways = {}
 

@@ -93,7 +93,7 @@ async def test_a_gateway_that_is_killed_or_frozen_loses_nothing_and_answers_noth
 
     async with StubBackend(answer) as stub:
         group = wide_group(
-            valkey.url, lease_ms=1500, pools=[{"pool_id": "default"}, AGAIN],
+            valkey.url, lease_ms=1500, liveness_ms=1500, pools=[{"pool_id": "default"}, AGAIN],
             endpoints=[{"endpoint_id": "default", "url": f"{stub.url}/v1", "breaker_failures": 1000}],
         )  # fmt: skip
         async with DispatchClient(valkey.url, fabric_group=group) as client, two_processes(valkey.url, group) as both:
@@ -104,7 +104,7 @@ async def test_a_gateway_that_is_killed_or_frozen_loses_nothing_and_answers_noth
             name = max(held, key=held.__getitem__)
             victim, other = both if name == "first" else both[::-1]
             victim.signal(signal.SIGSTOP)  # for longer than its leases last
-            await until(lambda: holders(valkey.url, group)[name] == 0, within_s=20)
+            await until(lambda: holders(valkey.url, group)[name] == 0, within_s=30)
             victim.signal(signal.SIGCONT)
             await until(lambda: victim.event("lease_not_renewed") or victim.code is not None, within_s=10)
             other.signal(signal.SIGKILL)

@@ -113,6 +113,7 @@ def order_group(valkey: ValkeyProcess) -> Iterator[ByHand]:
     document = {
         "total_concurrent_dispatch": 100,
         "lease_ms": 800,
+        "liveness_ms": 800,
         "pools": [{"pool_id": "default", "delivery": "at_least_once", "max_attempts": 5}],
         "endpoints": [{"endpoint_id": "default", "url": "http://127.0.0.1:9/v1"}],
     }

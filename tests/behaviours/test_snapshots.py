@@ -88,7 +88,7 @@ async def test_no_section_and_no_log_line_holds_a_word_of_a_prompt_or_a_key(
 
 def test_no_section_shows_the_content_of_what_runs_or_died(valkey: ValkeyProcess) -> None:
     pools = [{"pool_id": "default"}, {"pool_id": "again", "delivery": "at_least_once", "max_attempts": 1}]
-    group = wide_group(valkey.url, pools=pools, lease_ms=300)
+    group = wide_group(valkey.url, pools=pools, lease_ms=300, liveness_ms=300)
     hand = ByHand(valkey.url, group)
     planted = {"envelope": json.dumps({"metadata": {"a": DETAIL}}).encode(), "body": PROMPT.encode()}
     for pool in ("default", "again"):
