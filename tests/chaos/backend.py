@@ -23,6 +23,10 @@ _STATUSES = {
     "503-later": ("503 Service Unavailable", [("retry-after", "1")]),
     "429": ("429 Too Many Requests", [("retry-after", "1")]),
 }
+_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8, 2.5)
+_DELAY_WEIGHTS = (20, 20, 20, 15, 12, 8, 5)
+"""How long an answer takes, some of them longer than a lease: 0.3 s on average."""
+
 _LARGE_EVERY = 80
 """Every so many answers is one too large to travel inside a reply frame."""
 
@@ -48,7 +52,7 @@ class Backend:
         chance = random.Random(f"{self._seed} {tag} {self._seen[tag]}")
         affected = chance.random() < _AFFECTED
         how = self.failing if affected else ""
-        delay = chance.choice((0.01, 0.05, 0.1, 0.2, 0.4, 0.8)) * chance.uniform(0.5, 1.5)
+        delay = chance.choices(_DELAYS_S, _DELAY_WEIGHTS)[0] * chance.uniform(0.5, 1.5)
         if affected and self.slow_s:
             delay += self.slow_s * chance.uniform(0.5, 1.5)
         large = how == "" and chance.randrange(_LARGE_EVERY) == 0

@@ -191,7 +191,7 @@ def _document(mode: str) -> dict[str, Any]:
         for name, shape in shapes.items()
     ]
     return {
-        "total_concurrent_dispatch": 14,
+        "total_concurrent_dispatch": 20,
         "lease_ms": LEASE_MS,
         "liveness_ms": LIVENESS_MS,
         "retention_ms": 3_600_000,

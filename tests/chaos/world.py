@@ -37,7 +37,7 @@ from tests.support.proxy import TcpProxy
 from tests.support.valkey import ValkeyProcess
 
 GROUP = "chaos"
-SLOTS = 6
+SLOTS = 8
 READY_S = 60.0
 
 _OPERATOR_S = 0.5
