@@ -1,10 +1,8 @@
 """The server's HTTP protocol, with some differences.
 
-Its own errors have OpenAI's form, a request's head is bounded in size and time, no answer goes out before its turn, all
-requests of a connection learn that their client has left, and offers to upgrade are ignored.
-
-Some clients (Java's, by default) offer HTTP/2 with the first request on a plain connection. A server may ignore that
-(RFC 9110 section 7.8), but this parser ends the message at the offer and drops its body.
+Only what can be read in one way reaches the parser (see `framing`), a request's head is bounded in size and time, and
+connections in number. Its own errors have OpenAI's form, no answer goes out before its turn, all requests of a
+connection learn that their client has left, one that reads nothing is let go, and offers to upgrade are ignored.
 """
 
 from __future__ import annotations
@@ -19,15 +17,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dispatch.contract.answers import Problem, answer_of_problem, rejected
+from dispatch.ingress.connections import TURNED_AWAY_MAX, ConnectionLimits, Door
+from dispatch.ingress.framing import NO_HTTP, Framing, Refused
 
-_OFFER = frozenset({b"upgrade", b"http2-settings"})
-_NO_HTTP = rejected(HTTPStatus.BAD_REQUEST, "invalid_http", "the bytes received are no HTTP request")
-_NO_PROXY = rejected(HTTPStatus.BAD_REQUEST, "invalid_http", "this server is no proxy")
-_HEAD_TOO_LARGE = rejected(
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    "head_too_large",
-    "the request's head is too large or has too many fields",
-)
 _HEAD_TOO_SLOW = rejected(
     HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", "the request's head did not come within its time"
 )
@@ -35,9 +27,8 @@ _HEAD_TOO_SLOW = rejected(
 _LINGER_S = 1.0
 """How long a client may still send after its refusal; what it sends is thrown away."""
 
-
-class _HeadTooLarge(Exception):
-    """Stops the parser."""
+_PIPELINED_MAX = 32
+"""Requests of one connection that wait for their answers; what a client sends beyond is not read."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -45,29 +36,57 @@ class HttpProtocol(HttpToolsProtocol):
 
     A head of more than `head_max_bytes` or `head_max_fields`, or one that takes longer than `head_s` (from the
     connection's begin, or its own first byte), is refused: without that one client could take all memory or time.
+    A client that takes nothing of its answers for `unread_s` is disconnected. `door` counts the connections.
     """
 
     head_max_bytes = 64 * 1024
     head_max_fields = 256
     head_s = 30.0
+    unread_s = 60.0
+    door = Door()
+
+    @classmethod
+    def within(cls, limits: ConnectionLimits) -> type[HttpProtocol]:
+        """Return the protocol for a server of its own, with these bounds."""
+        return type(cls.__name__, (cls,), {"door": Door(limits)})
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._unanswered: deque[RequestResponseCycle] = deque()
-        self._in_head = True
-        self._head_begun = False
-        self._head_bytes = 0
+        self._framing = Framing(self.head_max_bytes, self.head_max_fields)
+        self._parsing_body = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
         self._given_up = False
+        self._address: str | None = None  # counted in
+        self._turned_away: Problem | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own signature
         """Begin a connection; a client that then says nothing does not hold it for ever."""
         super().connection_made(transport)
-        self._time_head()
+        address = self.client[0] if self.client else ""
+        self._turned_away = self.door.enter(address)
+        if self._turned_away is None:
+            self._address = address
+            self._time_head()
+            return
+        self.door.turned_away += 1
+        if self.door.turned_away > TURNED_AWAY_MAX:
+            transport.abort()
+        # It is told when it has asked: an answer before the request is none to many clients.
+        self._head_timer = self.loop.call_later(_LINGER_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection that its client is gone, not only the newest."""
         self._stop_timing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        if self._address is not None:
+            self.door.leave(self._address)
+            self._address = None
+        elif self._turned_away is not None:
+            self.door.turned_away -= 1
         for cycle in self._unanswered:
             _disconnect(cycle)
         self._unanswered.clear()
@@ -77,81 +96,97 @@ class HttpProtocol(HttpToolsProtocol):
         """Take bytes off the connection."""
         if self._given_up:
             return
+        if self._turned_away is not None:
+            self._give_up(self._turned_away)
+            return
         self._unset_keepalive_if_required()
-        if self._in_head:
-            self._head_begun = True
-            self._head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
-        except httptools.HttpParserError as error:
-            self._give_up(_HEAD_TOO_LARGE if isinstance(error.__context__, _HeadTooLarge) else _NO_HTTP)
+            for piece in self._framing.cut(data):
+                self.parser.feed_data(piece)
+                if self._parsing_body is not self._framing.in_body:  # the two do not see the same requests
+                    self._give_up(NO_HTTP)
+                if self._given_up:
+                    return
+        except Refused as refusal:
+            self._give_up(refusal.problem)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._give_up(NO_HTTP)
         else:
-            if self._in_head and self._head_bytes > self.head_max_bytes:
-                self._give_up(_HEAD_TOO_LARGE)
-            elif self._head_begun and self._head_timer is None:
+            if self._framing.begun and self._head_timer is None:
                 self._time_head()
-
-    def on_message_begin(self) -> None:
-        """Begin a head; it may do so in the middle of the bytes received."""
-        super().on_message_begin()
-        self._head_begun = True
 
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind those before it on the connection."""
         self._stop_timing()
-        # The bytes counted may be of a body, too: only when they are many, the head's own are.
-        large = self._head_bytes > self.head_max_bytes and self._head_size() > self.head_max_bytes
-        self._in_head, self._head_begun, self._head_bytes = False, False, 0
-        if large or len(self.headers) > self.head_max_fields:
-            raise _HeadTooLarge
+        self._parsing_body = True
         newest = self.cycle
         super().on_headers_complete()
-        if self.cycle is not newest:
-            while self._unanswered and self._unanswered[0].response_complete:
-                self._unanswered.popleft()
-            self._unanswered.append(self.cycle)
+        if self.cycle is newest:
+            return
+        self._framing.last = not self.cycle.keep_alive
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """End a request's body: what follows is the next one's head."""
         super().on_message_complete()
-        self._in_head, self._head_begun, self._head_bytes = True, False, 0
+        self._parsing_body = False
+        if len(self._unanswered) > _PIPELINED_MAX:
+            self._give_up(NO_HTTP)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request; a connection that ends is not held open by a client that does not read."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._time_reading()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says more
         """Answer a request that cannot be read; the connection ends."""
-        self._give_up(_NO_HTTP)
+        self._give_up(NO_HTTP)
 
-    def _should_upgrade(self) -> bool:
-        """Hold a request with an offer back: it is parsed again without it."""
-        return True
+    def pause_writing(self) -> None:
+        """Wait for a client that reads more slowly than it is answered, as long as it reads at all."""
+        super().pause_writing()
+        self._time_reading()
 
-    def _decline(self, rest: bytes) -> None:
-        """Parse the request again without its offer; `rest` is what followed its head."""
-        method = self.scope["method"].encode("ascii")
-        if method == b"CONNECT":  # asks for a tunnel, not for an upgrade
-            self._give_up(_NO_PROXY)
-            return
-        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
-        for name, value in self.headers:
-            if name == b"connection":
-                tokens = [token for token in value.split(b",") if token.strip().lower() not in _OFFER]
-                lines.append(b"connection:" + b",".join(tokens))
-            elif name not in _OFFER:
-                lines.append(name + b": " + value)
-        self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*lines, b"", rest]))
+    def resume_writing(self) -> None:
+        """Go on answering."""
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
-    def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+    def timeout_keep_alive_handler(self) -> None:
+        """End an idle connection; also one whose client has not read its last answer."""
+        super().timeout_keep_alive_handler()
+        self._time_reading()
 
     def _time_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_s, self._give_up, _HEAD_TOO_SLOW)
+        self._head_timer = self.loop.call_later(self.head_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self.flow.read_paused:  # it is us who do not read: answers to earlier requests are due
+            self._time_head()
+        else:
+            self._give_up(_HEAD_TOO_SLOW)
 
     def _stop_timing(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _time_reading(self) -> None:
+        if self._unread_timer is None and (unread := self.transport.get_write_buffer_size()) > 0:
+            self._unread_bytes = unread
+            self._unread_timer = self.loop.call_later(self.unread_s, self._nothing_was_read)
+
+    def _nothing_was_read(self) -> None:
+        self._unread_timer = None
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._time_reading()
+        else:
+            self.transport.abort()
 
     def _give_up(self, problem: Problem) -> None:
         """Read no more of the connection.
@@ -176,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(_whole_answer(problem))
         # A socket closed with unread bytes in it is reset, and a reset throws the answer away at the client.
         self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self.loop.call_later(_LINGER_S, self.transport.abort)
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
