@@ -50,6 +50,8 @@ class History(Accidents):
         """Leases that were settled or lost."""
         self.called_again: set[str] = set()
         """Gateways that were told to call again at once and have not yet: work may wait for them, without a token."""
+        self.wakes: dict[str, int] = {}
+        """When each gateway that sleeps looks again without a token, ms."""
         self._last: Callable[[], None] | None = None
         self.chores: list[r.Chore] = []
         """What watchers were given, the last first."""
@@ -258,10 +260,13 @@ class History(Accidents):
         if next(self._looks) % 8 == 0:
             self.audit()
         self._nobody_waits_for_ever()
+        sleepers = self.twin.group.sleepers
         overdue = timers.overdue(self.twin.group, self.now)  # then the sleep hint covers it
-        if self.twin.group.sleepers and self.eye.tokens == 0 and not self.called_again and not overdue:
+        if sleepers and self.eye.tokens == 0 and not self.called_again and not overdue:
             eligible = self.twin.eligible(self.now)
-            assert not eligible, f"{sorted(self.twin.group.sleepers)} sleep, no token, though {eligible} could launch"
+            assert not eligible, f"{sorted(sleepers)} sleep, no token, though {eligible} could launch"
+            due, looks = timers.next_ms(self.twin.group), min(self.wakes[gateway] for gateway in sleepers)
+            assert due is None or looks <= due, f"something comes due at {due}, the first gateway looks at {looks}"
 
     def _nobody_waits_for_ever(self) -> None:
         """Fail unless each pool that only time frees has a timer, and each half-open endpoint will be asked again."""
@@ -340,6 +345,7 @@ class History(Accidents):
         assert replace(server, sleep_ms=0) == replace(twin, sleep_ms=0), (server, twin)
 
     def _got(self, gateway: str, want: int, claim: r.Claim) -> None:
+        self.wakes[gateway] = self.now + claim.sleep_ms
         self.called_again = self.called_again - {gateway} | ({gateway} if claim.again else set())
         self.known[gateway].update((lease.request_id, lease) for lease in claim.leases)
         if len(claim.leases) < want and not claim.again:

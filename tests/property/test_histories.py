@@ -380,14 +380,14 @@ def run(valkey: ValkeyProcess, *, examples: int, steps: int) -> Counter[str]:
     return met
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_server_and_twin_agree_on_short_histories(valkey: ValkeyProcess) -> None:
     met = run(valkey, examples=250, steps=50)
     assert set(met) >= ALWAYS
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(7_200)
 def test_server_and_twin_agree_on_long_histories(valkey: ValkeyProcess) -> None:
     met = run(valkey, examples=400, steps=250)
     assert set(met) >= COMMON | RARE
