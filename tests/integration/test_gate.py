@@ -156,7 +156,7 @@ async def test_a_metrics_page_that_does_not_end_holds_up_nothing(valkey: ValkeyP
                 assert time.monotonic() - started < 0.5 + SLACK_S
                 ages.append(gateway.status().heartbeat_age_s)
                 await anyio.sleep(0.05)
-            assert all(age is not None and age < 0.6 for age in ages)
+            assert all(age is not None and age < 1.5 for age in ages)  # a sample takes longer
             await until(lambda: engine.count("metrics") >= seen + 3)  # the other engine's samples go on
             assert not fabric.endpoint("e")["gate"]["stale"]
             assert fabric.endpoint("bad")["gate"]["waiting"] is None
