@@ -2,33 +2,41 @@
 
 A client that closes its connection cancels its request, queued or running, unless that has an idempotency key: then it
 goes on, for the client that comes back with the key. A half-closed client (FIN after the request) counts as gone too:
-the server reports both alike, for every operation.
+the server reports both alike, for every operation, stream or not.
+
+A stream takes no idempotency key (400): a repeat could not get what its first caller saw.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from dispatch.contract import Call, Operation, Reply, read_call
+from dispatch.contract import Call, Operation, read_call
 from dispatch.contract.answer_fields import Ids
-from dispatch.contract.answers import INTERNAL, answer_of_problem, answer_of_reply, problem_of, rejected
-from dispatch.errors import DispatchError, InvalidRequest, RequestRefused
+from dispatch.contract.answers import INTERNAL, Answer, answer_of_problem, answer_of_reply, problem_of, rejected
+from dispatch.errors import DispatchError, RequestRefused
 from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.authority import Role
 from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
 from dispatch.ingress.sending import send_answer
 from dispatch.ingress.state import IngressState
+from dispatch.ingress.streams import StreamWriter
 from dispatch.producer.call_headers import Headers, call_options, caller_request_id, check_form, collect
 from dispatch.producer.options import CallOptions
+from dispatch.producer.served import ServedStream
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _LARGE_BYTES = 256 * 1024
 _TOO_SLOW = rejected(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "the body did not come within its time")
@@ -55,9 +63,12 @@ class CallRoute:
         headers = collect(scope["headers"])
         upload = Upload(headers, receive, self._state.settings)
         ids = Ids(caller_request_id(headers))
+        incoming = _Incoming(headers, scope["path_params"].get("pool"), receive, upload)
         try:
-            reply = await self._reply(_Incoming(headers, scope["path_params"].get("pool"), receive, upload))
-            answer, ids = answer_of_reply(reply), Ids(ids.caller, reply.request_id)
+            outcome = await self._outcome(incoming, send)
+            if outcome is None:
+                return
+            answer, ids = outcome[0], Ids(ids.caller, outcome[1])
         except ClientGone:
             log.info("caller_gone", operation=self._operation, caller_request_id=ids.caller)
             return
@@ -72,8 +83,10 @@ class CallRoute:
             answer = answer_of_problem(INTERNAL)
         await send_answer(send, answer, ids, upload)
 
-    async def _reply(self, incoming: _Incoming) -> Reply:
-        """Read the call, queue it and wait for its reply.
+    async def _outcome(self, incoming: _Incoming, send: Send) -> tuple[Answer, str] | None:
+        """Read the call, queue it and wait for its reply; returns its answer and the request's id.
+
+        A stream is written as it comes; then, None.
 
         Raises:
             DispatchError, BodyTooSlow: it was refused, or how it ended is not known.
@@ -94,12 +107,9 @@ class CallRoute:
             body = await upload.read(gateway.max_payload_bytes, share)
             call = await self._read(body)
             if call.stream:
-                raise InvalidRequest(
-                    "streaming is not available yet: leave 'stream' out or send false",
-                    param="stream",
-                    code="streaming_unavailable",
-                )
-            return await self._call(incoming.receive, call, options)
+                return await self._stream(incoming, send, call, options)
+            reply = await _while_connected(incoming.receive, lambda: self._state.client.call(call, options))
+            return answer_of_reply(reply), reply.request_id
 
     async def _read(self, body: bytes) -> Call:
         """Read the call. Large ones take turns, each followed by a turn of the event loop: together they would stop it.
@@ -114,21 +124,14 @@ class CallRoute:
             await anyio.lowlevel.checkpoint()
         return call
 
-    async def _call(self, receive: Receive, call: Call, options: CallOptions) -> Reply:
-        """Call while watching the connection; whichever ends first ends the other."""
-        outcome: Reply | Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, receive, tasks.cancel_scope)
-            try:
-                outcome = await self._state.client.call(call, options)
-            except Exception as error:  # noqa: BLE001 - carried out of the group as itself, not inside a group of errors
-                outcome = error
-            tasks.cancel_scope.cancel()
-        if outcome is None:
-            raise ClientGone
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+    async def _stream(
+        self, incoming: _Incoming, send: Send, call: Call, options: CallOptions
+    ) -> tuple[Answer, str] | None:
+        stream = self._state.client.stream_call(call, options)
+        served = ServedStream(call.operation, options.pool_id, self._state.settings.streams)
+        writer = StreamWriter(stream, served, options.caller_request_id)
+        answer = await _while_connected(incoming.receive, lambda: writer.write(send))
+        return None if answer is None else (answer, stream.request_id)
 
 
 def _check_serving(status: GatewayStatus) -> None:
@@ -141,6 +144,28 @@ def _check_serving(status: GatewayStatus) -> None:
         raise RequestRefused("draining", message="this gateway is shutting down; try another or again")
     if not status.running:
         raise RequestRefused("not_running", message="this gateway does not run")
+
+
+async def _while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """Do `work` while watching the connection; whichever ends first ends the other.
+
+    Raises:
+        ClientGone: that was the connection.
+    """
+    outcome: list[T] = []
+    problem: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch, receive, tasks.cancel_scope)
+        try:
+            outcome.append(await work())
+        except Exception as error:  # noqa: BLE001 - carried out of the group as itself, not inside a group of errors
+            problem = error
+        tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    if not outcome:
+        raise ClientGone
+    return outcome[0]
 
 
 async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -10,6 +10,8 @@ from dispatch.contract import Call, Reply
 from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.authority import Authority
 from dispatch.producer.options import CallOptions
+from dispatch.producer.served import ServingTimes
+from dispatch.producer.streaming import ChunkStream
 
 
 class Caller(Protocol):
@@ -20,6 +22,14 @@ class Caller(Protocol):
 
         Raises:
             DispatchError: it was not admitted, or how it ended is not known.
+        """
+        ...
+
+    def stream_call(self, call: Call, options: CallOptions) -> ChunkStream:
+        """Return the chunks of `call`, whose body asks for a stream; it is queued when the first is asked for.
+
+        Raises:
+            DispatchError: it cannot be queued.
         """
         ...
 
@@ -54,7 +64,8 @@ class IngressSettings:
     the time that it takes at `upload_rate` (bytes a second) on top.
     `body_idle_s` and `body_total_s` bound the pauses and the whole of an upload.
     `drain_max_bytes` and `drain_max_s` bound what is read of a body after it was refused, so that a client that still
-    sends gets to read why. `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`.
+    sends gets to read why. `streams`: when the head of a stream goes out, and its keep-alives.
+    `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`.
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024
@@ -64,6 +75,7 @@ class IngressSettings:
     body_total_s: float = 120.0
     drain_max_bytes: int = 64 * 1024 * 1024
     drain_max_s: float = 30.0
+    streams: ServingTimes = field(default_factory=ServingTimes)
     models_timeout_s: float = 5.0
     ready_timeout_s: float = 0.5
 

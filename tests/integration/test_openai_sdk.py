@@ -159,12 +159,6 @@ async def test_an_unknown_pool_is_not_found(ask: Call, path: Stack, stub: StubBa
     assert stub.requests == []
 
 
-async def test_a_stream_is_a_bad_request_for_now(ask: Call) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ask(partial(chat, stream=True))
-    assert (caught.value.param, caught.value.code) == ("stream", "streaming_unavailable")
-
-
 async def test_a_large_body_is_told_so(ask: Call, path: Stack, stub: StubBackend) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(lambda client: client.completions.create(model="m", prompt="x" * 30_000_000))

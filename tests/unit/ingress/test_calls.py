@@ -204,15 +204,6 @@ async def test_refusals_carry_an_id_too(http: httpx.AsyncClient) -> None:
     assert (await post(http, body=b"no", x_request_id="mine")).headers["x-request-id"] == "mine"
 
 
-async def test_a_stream_is_refused_until_there_are_streams(http: httpx.AsyncClient, client: FakeClient) -> None:
-    answer = await post(http, body=b'{"model":"m","messages":[],"stream":true}')
-    error = error_of(answer)
-    assert (answer.status_code, error["param"], error["type"]) == (400, "stream", "invalid_request_error")
-    assert "not available yet" in error["message"]
-    assert answer.headers["x-dispatch-reason"] == "rejected-streaming_unavailable"
-    assert not client.calls
-
-
 async def test_a_body_that_is_no_call_is_refused_with_its_member(http: httpx.AsyncClient, client: FakeClient) -> None:
     answer = await post(http, body=b'{"messages":[]}')
     error = error_of(answer)
