@@ -69,7 +69,7 @@ function replies.trim(root, producer, upto)
     local frames = server.call("LRANGE", key, 0, 63)
     local count = 0
     for _, frame in ipairs(frames) do
-      local sequence, kind = string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|(%a+)|")
+      local sequence, kind = string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|(%a*)")
       if sequence and tonumber(sequence) > upto then break end
       if kind == "chunks" then chunk_bytes = chunk_bytes + #frame end
       count = count + 1
