@@ -44,7 +44,7 @@ from tests.chaos.backend import expected_text
 from tests.chaos.evidence import Ended, LogLine, Order, Stalled, Started
 
 _PULSE_S = 0.05
-_STALL_S = 0.15
+_STALL_S = 0.08
 _THREADS = 64
 _OPEN_AGAIN_S = 0.2
 _REPEAT_S, _REPEAT_FOR_S = 0.3, 20.0

@@ -251,13 +251,16 @@ def test_what_is_done_to_the_server_makes_no_caller_late() -> None:
     assert broken(judge(found)) == {"late_callers"}
 
 
-def test_a_stall_of_the_callers_process_counts_for_as_long_as_it_lasted() -> None:
+def test_a_stall_of_the_callers_process_counts_for_as_long_as_it_lasted_and_one_last_look() -> None:
     found = evidence()
     a_caller_that_waited_too_long(found)
-    found.stalls["p0"] = [Stalled(1001.0, 1001.05)]
+    outcome(found, 0, at=1000.1 + 3.0 + 2.0 + 0.3 + 1.2)
+    found.stalls["p0"] = [Stalled(1001.0, 1001.15)]
     assert broken(judge(found)) == {"late_callers"}
-    found.stalls["p0"] = [Stalled(1001.0, 1001.2)]
+    found.stalls["p0"] = [Stalled(1001.0, 1001.25)]
     assert broken(judge(found)) == set()
+    found.stalls["p0"] = [Stalled(999.0, 999.9)]  # before the call
+    assert broken(judge(found)) == {"late_callers"}
 
 
 def test_the_reply_of_a_producer_that_was_cut_off_may_be_dropped_but_its_request_not_lost() -> None:

@@ -17,6 +17,9 @@ GRACE_S = 2.0
 MEASURING_S = 0.3
 """How late a process on a busy machine may see what happened on time. Longer stalls are in its log."""
 
+LAST_LOOK_S = 1.0
+"""How long a client whose process stood still looks for a reply that came meanwhile, before it gives up."""
+
 AFTERMATH_S = 5.0
 """How long after a fault the group may still be busy with it: leases run out, liveness lapses, processes come back."""
 
@@ -160,7 +163,8 @@ class _Case:
                 max(0.0, min(stall.until, until) - max(stall.since, call.started))
                 for stall in self.evidence.stalls.get(call.producer, ())
             )
-            late = until - self._deadline(call) - GRACE_S - MEASURING_S - stalled
+            excused = stalled + LAST_LOOK_S if stalled else 0.0
+            late = until - self._deadline(call) - GRACE_S - MEASURING_S - excused
             if late > 0:
                 outcome = call.ended.ending or call.ended.how if call.ended else "nothing"
                 yield (
