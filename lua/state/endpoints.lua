@@ -10,6 +10,8 @@ local keys = require("state.keys")
 local packed = require("state.packed")
 local timers = require("state.timers")
 
+local FIELDS = require("lib.config").FIELDS.endpoints
+
 local endpoints = {}
 
 -- A gateway that could not ask, or learnt nothing, does not ask again in the same instant.
@@ -28,7 +30,7 @@ function endpoints.get(step, name)
   local found = server.call("HMGET", keys.of(step.root, "endpoint", name), "config", "record")
   endpoint = {
     name = name,
-    config = found[1] and packed.read_config(found[1]) or {},
+    config = found[1] and packed.read_config(found[1], FIELDS) or {},
     record = packed.read_record(found[2]) or endpoints.new_record(),
   }
   step.endpoints[name] = endpoint

@@ -3,6 +3,8 @@ local keys = require("state.keys")
 local packed = require("state.packed")
 local schema = require("schema")
 
+local FIELDS = require("lib.config").FIELDS.group
+
 local group = {}
 
 --- A record as it stands before the first call.
@@ -26,7 +28,7 @@ end
 function group.load(root)
   local found = server.call("HMGET", keys.of(root, "group"), "config", "record")
   if not found[1] then return nil end
-  return packed.read_config(found[1]), cmsgpack.unpack(found[2])
+  return packed.read_config(found[1], FIELDS), cmsgpack.unpack(found[2])
 end
 
 function group.save(root, record)

@@ -7,7 +7,7 @@ local packed = {}
 local REMEMBERED_MAX = 4096
 local remembered, count = {}, 0
 
-local function decode(text)
+local function decode_text(text)
   if string.sub(text, 1, 1) ~= "{" then return cmsgpack.unpack(text) end
   local config, null = cjson.decode(text), cjson.null
   for name, value in pairs(config) do
@@ -22,11 +22,21 @@ function packed.remember(text, config)
   remembered[text], count = config, count + 1
 end
 
---- Decode a config, once per text. Read only.
-function packed.read_config(text)
+-- A config that an older library stored says nothing of younger fields: their defaults hold.
+local function decode(text, fields)
+  local config = decode_text(text)
+  if next(config) == nil then return config end -- of an endpoint that was left out: it limits nothing
+  for _, field in ipairs(fields) do
+    if config[field[1]] == nil then config[field[1]] = field[3] end
+  end
+  return config
+end
+
+--- Decode a config, once per text. `fields`: those of lib/config.lua it may have. Read only.
+function packed.read_config(text, fields)
   local config = remembered[text]
   if not config then
-    config = decode(text)
+    config = decode(text, fields)
     packed.remember(text, config)
   end
   return config

@@ -2,6 +2,8 @@
 local keys = require("state.keys")
 local packed = require("state.packed")
 
+local FIELDS = require("lib.config").FIELDS.pools
+
 local pools = {}
 
 --- A record as it stands before the first request.
@@ -29,7 +31,7 @@ end
 local function load(step, name, found)
   local record = packed.read_record(found[2])
   if not found[1] or not record then return nil end
-  local pool = { name = name, config = packed.read_config(found[1]), record = record }
+  local pool = { name = name, config = packed.read_config(found[1], FIELDS), record = record }
   step.pools[name] = pool
   return pool
 end
@@ -52,7 +54,7 @@ function pools.look(step, name)
   local config, record = found[1], found[2]
   if config and record and string.find(record, STANDS_NOWHERE, 1, true)
     and string.find(record, NOTHING_WAITS, 1, true) then
-    return packed.read_config(config), true
+    return packed.read_config(config, FIELDS), true
   end
   pool = load(step, name, found)
   return pool and pool.config, false
