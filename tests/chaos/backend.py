@@ -27,6 +27,9 @@ _DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8, 2.5)
 _DELAY_WEIGHTS = (20, 20, 20, 15, 12, 8, 5)
 """How long an answer takes, some of them longer than a lease: 0.3 s on average."""
 
+_PIECE = 3
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
 _LARGE_EVERY = 80
 """Every so many answers is one too large to travel inside a reply frame."""
 
@@ -47,7 +50,8 @@ class Backend:
     def _answer(self, request: SeenRequest) -> Script:
         if request.method != "POST":
             return self._answer_get()
-        tag = str(json.loads(request.body)["user"])
+        body = json.loads(request.body)
+        tag = str(body["user"])
         self._seen[tag] += 1
         chance = random.Random(f"{self._seed} {tag} {self._seen[tag]}")
         affected = chance.random() < _AFFECTED
@@ -57,6 +61,8 @@ class Backend:
             delay += self.slow_s * chance.uniform(0.5, 1.5)
         large = how == "" and chance.randrange(_LARGE_EVERY) == 0
         self.executions.append(Execution(tag=tag, at=time.time(), backend=self.name, how=how or "ok"))
+        if body.get("stream") and how not in _STATUSES:
+            return Script(_stream(tag, how, delay))
         return Script((Pause(delay), *_steps(tag, how, large=large)))
 
     def _answer_get(self) -> Script:
@@ -67,7 +73,7 @@ class Backend:
 
 
 def expected_text(tag: str) -> str:
-    """Return how the answer to the call `tag` begins."""
+    """Return how the answer to the call `tag` begins; all of a streamed one."""
     return f"answer to {tag};"
 
 
@@ -87,6 +93,39 @@ def _steps(tag: str, how: str, *, large: bool) -> tuple[Step, ...]:
         case "silent":
             return (Hold(),)
     return (Write(whole),)
+
+
+def _stream(tag: str, how: str, delay_s: float) -> tuple[Step, ...]:
+    """Return the answer in pieces, the first at half of the time; one that fails does so in the middle or before."""
+    text = expected_text(tag)
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    middle = len(pieces) // 2 if how in ("short", "silent") else 0
+    begin = (Pause(delay_s / 2), Write(_STREAM_HEAD))
+    events = [_event(tag, {"content": piece}) for piece in pieces]
+    if how:
+        return (*begin, *(Write(event) for event in events[:middle]), *_BREAKS[how])
+    pause = Pause(delay_s / 2 / len(events))
+    steps = [step for event in events for step in (pause, Write(event))]
+    return (*begin, *steps, Write(_event(tag, {}, "stop") + _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"))
+
+
+def _event(tag: str, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    document = {"id": tag, "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return _framed(b"data: %b\n\n" % json.dumps(document).encode())
+
+
+def _framed(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+_BREAKS: dict[str, tuple[Step, ...]] = {
+    "reset": (Reset(),),
+    "short": (Fin(),),
+    "garbage": (Write(_framed(b"data: <html>\n\n")), Hold()),
+    "silent": (Hold(),),
+}
+"""How a stream breaks off."""
 
 
 def _completion(tag: str, *, large: bool) -> bytes:

@@ -27,6 +27,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     named: bool = False
     keyed: bool = False
     repeat: bool = False
+    stream: bool = False
     fairness_key: str | None = None
     priority: int | None = None
     cost: int | None = None
@@ -100,6 +101,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway said, where the reply was dropped; else as `ending`."""
     gateway: str = ""
     error: str = ""
+    chunks: int = 0
+    """How many chunks of a stream had gone to its caller."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,6 +109,7 @@ def _record(fields: dict[bytes, bytes]) -> Record:
         outcome=text["outcome"],
         gateway=text["gateway"],
         error=text["error_type"],
+        chunks=int(text["chunks"] or 0),
     )
 
 

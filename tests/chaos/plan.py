@@ -119,7 +119,7 @@ def delivery_of(mode: str) -> dict[str, str]:
 
 def _order(chance: random.Random, tag: str, at_s: float) -> Order:
     sizes = (chance.randint(20, 2000), chance.randint(5_000, 20_000), chance.randint(80_000, 200_000))
-    kind = chance.choices(("plain", "named", "keyed"), (50, 25, 25))[0]
+    kind = chance.choices(("plain", "stream", "named", "keyed"), (30, 25, 20, 25))[0]
     return Order(
         tag=tag,
         at_s=round(at_s, 3),
@@ -127,6 +127,7 @@ def _order(chance: random.Random, tag: str, at_s: float) -> Order:
         timeout_ms=chance.choice((None, 1500, 3000, 5000, 8000, 12_000, 12_000)),
         named=kind == "named",
         keyed=kind == "keyed",
+        stream=kind == "stream",
         fairness_key=chance.choice((None, None, "k0", "k1", "k2")),
         priority=chance.choice((None, None, 0, 1, 2, 3)),
         cost=chance.choice((None, 1, 2, 8)),

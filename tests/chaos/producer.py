@@ -103,7 +103,7 @@ def _call(order: Order) -> tuple[Call, CallOptions]:
     }
     if order.named:
         arguments["request_id"] = order.tag
-    call, options = build_completion(arguments)
+    call, options = build_completion(arguments, stream=order.stream)
     return call, dataclasses.replace(options, idempotency_key=order.tag if order.keyed else None)
 
 
@@ -136,11 +136,22 @@ async def _one(client: DispatchClient, order: Order, log: _Log) -> None:
     log.write(Started(order.tag, time.time()))
     try:
         with anyio.move_on_after(order.leave_after_s) as patience:
-            log.write(_told(order, await _insist(client, order, call, options)))
+            if order.stream:
+                log.write(await _read_stream(client, order, call, options))
+            else:
+                log.write(_told(order, await _insist(client, order, call, options)))
         if patience.cancelled_caught:
             log.write(Ended(call=order.tag, at=time.time(), how="left"))
     except Exception as error:  # noqa: BLE001 - whatever it is, the log has it
         log.write(_failed(order, error))
+
+
+async def _read_stream(client: DispatchClient, order: Order, call: Call, options: CallOptions) -> Ended:
+    text = ""
+    async with client.stream_call(call, options) as stream:
+        async for chunk in stream:
+            text += chunk.text
+    return _streamed(order, stream.reply, text)
 
 
 async def _insist(client: DispatchClient, order: Order, call: Call, options: CallOptions) -> Reply:
@@ -192,9 +203,20 @@ def _one_blocking(client: BlockingClient, order: Order, log: _Log) -> None:
     call, options = _call(order)
     log.write(Started(order.tag, time.time()))
     try:
-        log.write(_told(order, _insist_blocking(client, order, call, options)))
+        if order.stream:
+            log.write(_read_stream_blocking(client, order, call, options))
+        else:
+            log.write(_told(order, _insist_blocking(client, order, call, options)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the log has it
         log.write(_failed(order, error))
+
+
+def _read_stream_blocking(client: BlockingClient, order: Order, call: Call, options: CallOptions) -> Ended:
+    text = ""
+    with client.stream_call(call, options) as stream:
+        for chunk in stream:
+            text += chunk.text
+    return _streamed(order, stream.reply, text)
 
 
 def _insist_blocking(client: BlockingClient, order: Order, call: Call, options: CallOptions) -> Reply:
@@ -227,7 +249,7 @@ def _note_stall(log: _Log, before: float) -> None:
 def _told(order: Order, reply: Reply) -> Ended:
     # A reply that the client made itself, of a deadline long passed, is the only `expired` without queue times.
     how = "gave_up" if reply.queue_ms is None and reply.ending == "expired" else "reply"
-    right = not reply.succeeded or reply.text().startswith(expected_text(order.tag))
+    right = order.stream or not reply.succeeded or reply.text().startswith(expected_text(order.tag))
     return Ended(
         call=order.tag,
         at=time.time(),
@@ -238,6 +260,13 @@ def _told(order: Order, reply: Reply) -> Ended:
         detail="" if reply.error is None else f"{reply.error.type}: {reply.error.message}"[:300],
         right=right and (not order.named or reply.request_id == order.tag),
     )
+
+
+def _streamed(order: Order, reply: Reply, text: str) -> Ended:
+    """Say how a stream ended: its chunks must be a beginning of the answer, all of it if it succeeded."""
+    whole = expected_text(order.tag)
+    right = text == whole if reply.succeeded else whole.startswith(text)
+    return msgspec.structs.replace(_told(order, reply), right=right)
 
 
 def _failed(order: Order, error: Exception) -> Ended:

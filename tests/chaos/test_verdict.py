@@ -272,6 +272,14 @@ def test_the_reply_of_a_producer_that_was_cut_off_may_be_dropped_but_its_request
     assert broken(judge(found)) == {"lost_at_least_once"}
 
 
+def test_a_stream_of_which_a_part_was_seen_may_be_lost() -> None:
+    found = evidence()
+    change_record(found, 1, ending="lost", chunks=2)
+    assert broken(judge(found)) == set()
+    change_record(found, 1, ending="lost", chunks=0)
+    assert broken(judge(found)) == {"lost_at_least_once"}
+
+
 def test_a_repeated_call_may_be_a_new_request_only_if_the_first_one_was_never_run() -> None:
     found = evidence()
     a_second_request(found)

@@ -171,8 +171,8 @@ class World:
             gateway.wanted = False
             gateway.signal(signal.SIGTERM)
         for gateway in self.gateways.values():
-            code = gateway.ended(20)
-            if code != 0:
+            served, code = gateway.listens, gateway.ended(20)
+            if code != 0 and not (code == -signal.SIGTERM and not served):
                 self.crashes.append(f"{gateway.name} ended with {code} when told to stop: {last_lines(gateway.said)}")
 
     def _proxy(self, portal: BlockingPortal, name: str, port: int) -> TcpProxy:
