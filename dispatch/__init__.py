@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from dispatch.contract import Reply
     from dispatch.gateway import Gateway
     from dispatch.producer.client import DispatchClient
+    from dispatch.producer.transport import DispatchTransport
 
-__all__ = ["DispatchClient", "Gateway", "GatewaySettings", "Reply", "errors"]
+__all__ = ["DispatchClient", "DispatchTransport", "Gateway", "GatewaySettings", "Reply", "errors"]
 
 _HOMES = {
     "DispatchClient": "dispatch.producer.client",
+    "DispatchTransport": "dispatch.producer.transport",
     "Gateway": "dispatch.gateway",
     "GatewaySettings": "dispatch.config",
     "Reply": "dispatch.contract",

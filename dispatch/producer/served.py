@@ -8,6 +8,8 @@ at least every `keep_alive_s`.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 
 from dispatch.contract.answers import Answer, answer_of_reply, problem_of
@@ -113,29 +115,40 @@ class ServedStream(_Served):
 
 
 class BlockingServedStream(_Served):
-    """The same for a stream of the blocking client."""
+    """The same for a stream of the blocking client; `within_s` bounds each wait."""
 
-    def open(self, stream: BlockingChunkStream) -> Answer:
+    def open(self, stream: BlockingChunkStream, within_s: float = math.inf) -> Answer:
         """Return the head; or, of a stream that is `over`, the whole answer.
 
         Raises:
             DispatchError: nothing was queued, or how it ended is not known.
+            TimeoutError: neither came in time.
         """
+        until = time.monotonic() + within_s
         wait_s = self.times.head_s
         while True:
-            self.first = stream.read(within_s=wait_s)
+            self.first = stream.read(within_s=min(wait_s, max(0.0, until - time.monotonic())))
             if self.first or stream.ended:
                 return self.begin(stream)
+            if time.monotonic() >= until:
+                raise TimeoutError
             whereabouts = stream.whereabouts()
             wait_s = self.head_in_s(whereabouts)
             if wait_s <= 0:
                 return self.head(whereabouts)
 
-    def next_piece(self, stream: BlockingChunkStream) -> bytes:
-        """Return the next bytes of the body, maybe none; the last ones when it is `over` then."""
+    def next_piece(self, stream: BlockingChunkStream, within_s: float = math.inf) -> bytes:
+        """Return the next bytes of the body, maybe none; the last ones when it is `over` then.
+
+        Raises:
+            TimeoutError: none came in time.
+        """
         if self.first:
             return self.first_piece()
         try:
-            return self.piece(stream.read(within_s=self.times.keep_alive_s), stream)
+            chunks = stream.read(within_s=min(within_s, self.times.keep_alive_s))
         except DispatchError as error:
             return self.broken(error)
+        if not chunks and not stream.ended and within_s < self.times.keep_alive_s:
+            raise TimeoutError
+        return self.piece(chunks, stream)

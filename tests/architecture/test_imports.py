@@ -33,6 +33,7 @@ HOMES = {
     "glide": {"fabric"},
     "glide_shared": {"fabric"},
     "httpx": {"backend", "producer/transport"},
+    "httpx2": {"producer/transport"},
     "httpx_aiohttp": {"backend"},
     "aiohttp": {"backend"},
     "opentelemetry": {"telemetry"},

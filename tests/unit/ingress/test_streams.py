@@ -46,9 +46,10 @@ async def front(times: ServingTimes = ServingTimes(), **options: Any) -> AsyncIt
     group.auto = False
     url = "valkey://127.0.0.1:9"
     settings = IngressSettings(streams=times)
-    async with DispatchClient(url, connection=group, fabric_group=GROUP, close_ms=100, **options) as client:
-        async with serving(create_app(IngressState(client=client, gateway=FakeGateway(), settings=settings))) as port:
-            yield Front(group, port)
+    client = DispatchClient(url, connection=group, fabric_group=GROUP, close_ms=100, **options)
+    app = create_app(IngressState(client=client, gateway=FakeGateway(), settings=settings))
+    async with client, serving(app) as port:
+        yield Front(group, port)
 
 
 async def test_a_stream_is_written_as_it_comes() -> None:
