@@ -144,7 +144,9 @@ def purge_command(  # noqa: PLR0913, PLR0917 - as above
     actor: Actor = "",
     json: Json = False,
 ) -> None:
-    r"""Cancel every request that waits in a pool. Running ones, and those that come meanwhile, are left alone.
+    r"""Cancel every request that waits in a pool, also for its next attempt.
+
+    Running ones, and those that come meanwhile, are left alone.
 
     \b
     Example:
@@ -200,10 +202,12 @@ def _purge(fabric: FabricGroup, pool: str, actor: str, reason: str) -> int:
 
 
 def _waiting_pages(fabric: FabricGroup, pool: str, began_ms: int) -> Iterator[list[str]]:
-    for page in fabric.pages("waiting", pool):
-        ids = [row["request_id"] for row in page["rows"] if row["submitted_ms"] <= began_ms]
-        if ids:
-            yield ids
+    """Ids of what waits for its first attempt and for its next one, a page at a time."""
+    for section in ("waiting", "delayed"):
+        for page in fabric.pages(section, pool):
+            ids = [row["request_id"] for row in page["rows"] if row["submitted_ms"] <= began_ms]
+            if ids:
+                yield ids
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -151,9 +151,9 @@ def dead_content(request_id: str) -> FunctionCall[r.DeadContent | None]:
 def fabric_snapshot(section: str, *, cursor: str = "", limit: int = 100, subject: str = "") -> FunctionCall[Any]:
     """Read one section of the group's state, a page at a time, as a decoded JSON document.
 
-    Sections: group, config, generation, generations, pools, endpoints, gateways, leases, waiting, dead, request,
-    endings, events. `subject` is the pool (waiting; pools and dead, if only that one is wanted), the request id
-    (request) or the number (generation).
+    Sections: group, config, generation, generations, pools, endpoints, gateways, leases, waiting, delayed, dead,
+    request, endings, events. `subject` is the pool (waiting; pools, delayed and dead, if only that one is wanted), the
+    request id (request) or the number (generation).
     """
     return FunctionCall("fabric_snapshot", [section, cursor, limit, subject], msgspec.json.decode, read_only=True)
 

@@ -1,14 +1,14 @@
 --- fabric_snapshot: read one section of the group's state, a page at a time.
 -- Keys:    group root
--- Args:    section (group config generation generations pools endpoints gateways leases waiting dead endings events
---          request), cursor ("" = from the start), limit (rows), subject (pool for waiting and, if it is to be the only
---          one, for pools and dead; request_id for request; number for generation)
+-- Args:    section (group config generation generations pools endpoints gateways leases waiting delayed dead endings
+--          events request), cursor ("" = from the start), limit (rows), subject (pool for waiting and, if it is to be
+--          the only one, for pools, delayed and dead; request_id for request; number for generation)
 -- Answers: JSON text: server_ms, section, and either the section's own fields (group, config, generation) or rows,
 --          cursor ("" = the end) and truncated
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
 -- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request, dead,
---          endings, events, generations
+--          endings, events, generations, timers
 -- Flags:   no-writes
 -- Cost:    linear in limit
 -- Twice:   reads again
@@ -20,8 +20,8 @@ local schema = require("schema")
 local sections = require("state.sections")
 local state = require("state.step")
 
-local SECTIONS = "group, config, generation, generations, pools, endpoints, gateways, leases, waiting, dead, endings, "
-  .. "events, request"
+local SECTIONS = "group, config, generation, generations, pools, endpoints, gateways, leases, waiting, delayed, dead, "
+  .. "endings, events, request"
 
 local function tenths(number)
   return math.floor(number * 10 + 0.5) / 10

@@ -48,10 +48,11 @@ end
 local function check_removed(step, names, problems)
   for _, name in ipairs(names) do
     local record = pools.get(step, name).record
-    if (record.depth > 0 or record.in_flight > 0 or (record.delayed or 0) > 0) then
+    local delayed = record.delayed or 0
+    if record.depth > 0 or record.in_flight > 0 or delayed > 0 then
       problems[#problems + 1] = { field = "pools", value = name, message = string.format(
-        "cannot be removed: %d wait and %d run in it; run: dispatch pools drain %s", record.depth, record.in_flight,
-        name) }
+        "cannot be removed: %d wait, %d wait for their next attempt and %d run in it; run: dispatch pools drain %s",
+        record.depth, delayed, record.in_flight, name) }
     end
   end
 end

@@ -14,6 +14,7 @@ local pages = require("lib.pages")
 local pools = require("state.pools")
 local queue = require("state.queue")
 local requests = require("state.requests")
+local timers = require("state.timers")
 
 local sections = {}
 
@@ -211,6 +212,17 @@ local ENDING_FIELDS = { request_id = "text", ending = "text", outcome = "text", 
 
 --- Requests that ended dead and are kept, the last that died in front: all of them, or those of the pool `subject` (a
 -- page then has fewer rows than it looked at).
+function sections.delayed(step, _, cursor, limit, subject)
+  local from = tonumber(cursor) or 0
+  local members, rows = timers.page(step, from, limit), {}
+  for _, member in ipairs(members) do
+    local id = string.match(member, "^retry:(.*)$")
+    local row = id and request_row(step, id)
+    if row and row.state == "delayed" and (subject == "" or row.pool_id == subject) then rows[#rows + 1] = row end
+  end
+  return rows, #members == limit and tostring(from + limit) or ""
+end
+
 function sections.dead(step, _, cursor, limit, subject)
   local rows = {}
   local found, next_cursor = dead.page(step.root, cursor, limit)

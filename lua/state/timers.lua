@@ -32,6 +32,11 @@ function timers.due(step, member)
   return due and tonumber(due) or nil
 end
 
+--- Members from rank `from` on, at most `limit`, by when they are due.
+function timers.page(step, from, limit)
+  return server.call("ZRANGE", keys.of(step.root, "timers"), from, from + limit - 1)
+end
+
 --- Remove and return up to `limit` members that are due.
 function timers.take(step, limit)
   local group = step.group

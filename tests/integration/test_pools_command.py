@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from dispatch.cli.pools import _REASONS
+from dispatch.fabric import functions as f
+from dispatch.fabric.records import Outcome, Settlement
 from dispatch.fabric.schema import document
 from tests.support.by_hand import ByHand
 from tests.support.commands import Commands
@@ -149,6 +151,29 @@ def test_purge_reaches_every_key_and_level(hand: ByHand, dispatch: Commands) -> 
         hand.submit("backfill", fairness_key=f"user-{number}", priority=number % 4)
     done = dispatch("pools", "purge", "backfill", "--yes", "--json")
     assert (done.json["cancelled"], done.json["waiting"], done.json["running"]) == (600, 0, 0)
+
+
+def test_purge_reaches_what_waits_for_its_next_attempt(hand: ByHand, dispatch: Commands) -> None:
+    config = default_document()
+    [pool] = [pool for pool in config["pools"] if pool["pool_id"] == "backfill"]
+    pool |= {"max_attempts": 2, "retry_base_ms": 3_600_000, "retry_cap_ms": 3_600_000, "max_timeout_ms": 86_400_000,
+             "default_timeout_ms": 86_400_000}  # fmt: skip
+    configure(hand.url, hand.group, config, expected=1)
+    hand.submit("backfill", 2)
+    items = [
+        Settlement(
+            request_id=lease.request_id, fence=lease.fence, outcome=Outcome.FAILED, error_type="endpoint_unreachable",
+            retryable=True,
+        )
+        for lease in hand.claim(1)
+    ]  # fmt: skip
+    assert hand.run(f.lease_settle("g", "g/1", nonce="n", want=0, items=items)).answers == ("RETRY",)
+    [row] = hand.section("delayed", subject="backfill")["rows"]
+    assert (row["request_id"], row["state"]) == (items[0].request_id, "delayed")
+    assert hand.section("delayed", subject="default")["rows"] == []
+    done = dispatch("pools", "purge", "backfill", "--yes", "--json")
+    assert (done.json["cancelled"], done.json["waiting"]) == (2, 0)
+    assert hand.pool("backfill")["delayed"] == 0
 
 
 def test_purge_asks_for_the_pools_name(hand: ByHand, dispatch: Commands) -> None:
