@@ -12,6 +12,7 @@ DispatchError
 │   ├── LibraryProblem      the function library is missing or another one
 │   ├── StreamBroken        chunks of a stream are missing; what came before them stands
 │   ├── PoolUnknown  GroupUnknown  BadArgument  LeaseLost
+│   ├── RequestUnknown      the group knows no such request any more, or keeps no reply of it
 │   ├── StateConflict       the request or the client is in a state that does not allow the call
 │   │   ├── RequestInProgress    the same call runs already under this idempotency key or request id
 │   │   └── IdempotencyConflict  another call has used this idempotency key or request id
@@ -100,6 +101,17 @@ class PoolUnknown(FabricError):
 
 class GroupUnknown(FabricError):
     """The group has no configuration yet."""
+
+
+class RequestUnknown(FabricError):
+    """The group knows no such request (any more), or has no reply of it to give away.
+
+    `ending` says how the request ended, "" if that is not known either.
+    """
+
+    def __init__(self, message: str, *, ending: str = "") -> None:
+        super().__init__(message)
+        self.ending = ending
 
 
 class BadArgument(FabricError):

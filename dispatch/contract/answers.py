@@ -98,6 +98,7 @@ _ENDPOINT_SLOW = Meaning(_TOO_LATE, "ended-failed", retry=False)
 
 EXCEPTIONS: tuple[tuple[type[errors.DispatchError], Meaning], ...] = (
     (errors.PoolUnknown, Meaning(HTTPStatus.NOT_FOUND, "rejected-pool_unknown")),
+    (errors.RequestUnknown, Meaning(HTTPStatus.NOT_FOUND, "rejected-request_unknown")),
     (errors.GroupUnknown, Meaning(_NOT_NOW, "rejected-group_unknown", retry=True)),
     (errors.OutcomeUnknown, Meaning(_NO_ANSWER, "ended-outcome_unknown", retry=False)),
     (errors.FabricUnavailable, Meaning(_NOT_NOW, "rejected-fabric_unavailable", retry=True)),

@@ -94,7 +94,7 @@ class BlockingQueuedPath:
         self.session = Session.begin(options)
         self.inbox = Inbox(time.monotonic)
         self.reservoir = Reservoir(options)
-        self._connection = BlockingConnection(url)
+        self._connection = self.connection = BlockingConnection(url)
         self._standing = Standing(self.session, self.inbox)
         self._pump = BlockingPump(self._connection, self.session, self.inbox, self._standing.taken_over)
         self._liveness = Liveness(
@@ -184,7 +184,7 @@ class BlockingQueuedPath:
         )
         self._pump.wake()
         try:
-            reply_s = self._admit(errand)
+            reply_s = self.admit(errand)
         except FabricUnavailable:
             self.leave_soon(waiting)
             raise
@@ -272,8 +272,12 @@ class BlockingQueuedPath:
             self._liveness.join()
             self._connection.close()
 
-    def _admit(self, errand: BlockingErrand) -> float:
-        """Submit until the group has answered; returns how many seconds the reply may take from now."""
+    def admit(self, errand: BlockingErrand) -> float:
+        """Submit until the group has answered; returns how many seconds the reply may take from now.
+
+        Raises:
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict, FabricUnavailable: as of `begin`.
+        """
         pause = RETRY_MIN_S
         while True:
             answer = self._attempt(errand)

@@ -15,6 +15,7 @@ from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.producer.batch import CONCURRENCY, Item, Progress, run_batch
 from dispatch.producer.completion import build_completion
+from dispatch.producer.detached import Handle, Submits
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, ClientKeywords, ClientOptions, require_url
 from dispatch.producer.queued import QueuedPath
 from dispatch.producer.streaming import ChunkStream, StreamSource
@@ -36,7 +37,7 @@ class CallPath(Protocol):
         ...
 
 
-class DispatchClient:
+class DispatchClient(Submits):
     """Sends OpenAI-compatible calls through a fabric group and gives back their replies.
 
         async with DispatchClient("valkey://127.0.0.1:6379", fabric_group="default") as client:
@@ -200,6 +201,15 @@ class DispatchClient:
         """
         return ChunkStream(self._opened().stream(call, options or CallOptions()), None)
 
+    async def submit_call(self, call: Call, options: CallOptions | None = None) -> Handle:
+        """Queue one call of any operation, to be fetched later.
+
+        Raises:
+            InvalidRequest: it asks for a stream, or cannot be queued.
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict, FabricUnavailable: as of `complete()`.
+        """
+        return await self._queue().submit(call, options or CallOptions())
+
     async def batch_generate(
         self, items: Sequence[Item], progress: Progress | None = None, *, concurrency: int = CONCURRENCY
     ) -> list[Reply | DispatchError]:
@@ -226,6 +236,16 @@ class DispatchClient:
             raise StateConflict("this client is not open: use it inside 'async with DispatchClient(...)'")
         self._check_process()
         return self._path
+
+    def _queue(self) -> QueuedPath:
+        path = self._opened()
+        if not isinstance(path, QueuedPath):
+            raise StateConflict("a client with direct=True has no queue: nothing can be submitted or asked after")
+        return path
+
+    def _fabric(self) -> tuple[Connection, str]:
+        path = self._queue()
+        return path.connection, path.session.group
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -24,6 +24,7 @@ from dispatch.fabric.records import Exists, Refused, Submission
 from dispatch.fabric.schema import LIMITS, document, key
 from dispatch.producer.idempotency import KeyKind, fingerprint, key_hash
 from dispatch.producer.options import CallOptions, whole_units
+from dispatch.producer.request_ids import make_request_id
 from dispatch.producer.session import Session
 from dispatch.telemetry.context import current_trace
 
@@ -72,7 +73,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         InvalidRequest: metadata that feeds the cost rule is no whole number.
     """
     images, pages, units = check_call(call, options)
-    request_id = options.request_id or secrets.token_hex(16)
+    request_id = options.request_id or make_request_id(options.scope)
     nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
     idempotency = "" if call.stream else _idempotency(options)
@@ -96,6 +97,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         priority=options.priority,
         idempotency=idempotency,
         fingerprint=fingerprint(call, options.pool_id) if idempotency else "",
+        detached=options.detached,
     )
     body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
     return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None)

@@ -115,6 +115,7 @@ class CallOptions:
     `fairness_key` says for whom the call is: the keys of one pool share it evenly (None = one key for all without).
     `priority` orders the calls of one key: 0 first to 3, None = the usual (1); what waits long goes first anyway.
     `traceparent` None = that of the current OpenTelemetry span, if there is one.
+    `detached`: nobody waits for the reply; the group keeps it to be fetched by the request's id.
     """
 
     pool_id: str = DEFAULT_POOL
@@ -130,6 +131,7 @@ class CallOptions:
     caller_request_id: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    detached: bool = False
 
     def __post_init__(self) -> None:
         _check_text_name("pool", self.pool_id)

@@ -13,10 +13,11 @@ import anyio.to_thread
 import structlog
 
 from dispatch.contract import Call, Reply
-from dispatch.errors import DispatchError, FabricError, StateConflict
+from dispatch.errors import DispatchError, FabricError, RequestInProgress, StateConflict
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
+from dispatch.producer.detached import Handle, detached, handle_of, handle_of_earlier
 from dispatch.producer.draft import make_draft, require_stream, require_whole
 from dispatch.producer.errand import ASK_AGAIN_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
@@ -48,7 +49,7 @@ class QueuedPath:
 
     def __init__(self, url: str, options: ClientOptions, connection: Connection) -> None:
         self._options = options
-        self._connection = connection
+        self._connection = self.connection = connection
         self.session = Session.begin(options)
         self.inbox = Inbox(time.monotonic)
         self.reservoir = Reservoir(options)
@@ -119,6 +120,23 @@ class QueuedPath:
         except BaseException:
             self.leave(errand)
             raise
+
+    async def submit(self, call: Call, options: CallOptions) -> Handle:
+        """Queue `call` for nobody to wait for. A task that is cancelled meanwhile cancels the request.
+
+        Raises:
+            InvalidRequest: the call cannot be queued, or asks for a stream.
+            RequestRefused, PoolUnknown, GroupUnknown, StateConflict, FabricUnavailable: as of `call`.
+        """
+        errand = self.errand(call, detached(call, options), Promise())
+        try:
+            await self._submitter.admit(errand)
+        except RequestInProgress as earlier:
+            return handle_of_earlier(errand, earlier)
+        except BaseException:
+            self.leave(errand)
+            raise
+        return handle_of(errand)
 
     def stream(self, call: Call, options: CallOptions) -> QueuedStream:
         """Return the stream of `call`; nothing is sent before it is opened.

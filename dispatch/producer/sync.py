@@ -17,6 +17,7 @@ from dispatch.contract import Call, Reply, Scalar
 from dispatch.errors import BackendError, DispatchError, RequestEnded, StateConflict
 from dispatch.producer.batch import CONCURRENCY, Item, check_concurrency
 from dispatch.producer.blocking import BlockingQueuedPath
+from dispatch.producer.blocking_detached import BlockingSubmits
 from dispatch.producer.blocking_stream import BlockingChunkStream, BlockingSource
 from dispatch.producer.completion import build_completion
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, ClientKeywords, ClientOptions, require_url
@@ -78,7 +79,7 @@ class BlockingPath(Protocol[B]):
         ...
 
 
-class DispatchClient:
+class DispatchClient(BlockingSubmits):
     """Sends OpenAI-compatible calls through a fabric group and gives back their replies; blocks while it waits.
 
         with DispatchClient("valkey://127.0.0.1:6379", fabric_group="default") as client:
@@ -234,6 +235,12 @@ class DispatchClient:
         if not reply.succeeded:
             raise BackendError(reply) if self._options.direct else RequestEnded(reply)
         return reply
+
+    def _queue(self) -> BlockingQueuedPath:
+        path = self._current()
+        if not isinstance(path, BlockingQueuedPath):
+            raise StateConflict("a client with direct=True has no queue: nothing can be submitted or asked after")
+        return path
 
     def _current(self) -> BlockingPath[Any]:
         path = self._path
