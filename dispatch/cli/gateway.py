@@ -40,6 +40,18 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[str | None, typer.Option(help="Port; 0 = any free one.", show_default="8080")] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether callers need a key: auto (when the group has one, and always where other machines can "
+            "connect), required or off.",
+            show_default="auto",
+        ),
+    ] = None,
+    no_keys: Annotated[bool, typer.Option("--no-keys", help="The same as --keys off.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where other machines can connect though no key is asked for.")
+    ] = False,
     slots: Annotated[str | None, typer.Option(help="Requests this gateway runs at once.", show_default="64")] = None,
     endpoint_url: Annotated[
         str | None,
@@ -58,6 +70,8 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
 ) -> None:
     r"""Run one gateway: it claims requests of a fabric group, runs them and serves the OpenAI-compatible HTTP API.
 
+    It does not start where other machines can connect and no key would be asked for, unless told --insecure.
+
     Ends with exit code 0 after SIGTERM or Ctrl-C, when what runs has finished or --drain-timeout-ms is over.
 
     \b
@@ -73,6 +87,8 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
         "gateway_id": gateway_id,
         "host": host,
         "port": port,
+        "keys": "off" if no_keys else keys,
+        "insecure": insecure or None,
         "slots": slots,
         "endpoint_url": endpoint_url,
         "endpoint_api_key_env": endpoint_api_key_env,

@@ -26,6 +26,7 @@ _COMMANDS = {
     "dev": ("dispatch.cli.dev", "Run everything on this machine: Valkey, a simulated backend, two gateways."),
     "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
+    "keys": ("dispatch.cli.keys", "Create, list and revoke the bearer keys of a group's callers."),
     "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),

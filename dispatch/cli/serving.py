@@ -12,10 +12,17 @@ import anyio
 import structlog
 import uvicorn
 
-from dispatch.cli.listening import listen, url_of
+from dispatch.cli.listening import is_loopback, listen, raise_file_limit, url_of
+from dispatch.cli.locking import keys_mode, refuse_keys_off
 from dispatch.config import GatewaySettings
+from dispatch.config.settings import read_networks
+from dispatch.fabric.connecting import connect
+from dispatch.fabric.connection import Connection
+from dispatch.fabric.functions import key_read
 from dispatch.gateway import Gateway
 from dispatch.ingress.app import create_app
+from dispatch.ingress.authority import Authority, KeysMode
+from dispatch.ingress.connections import ConnectionLimits
 from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressState
 from dispatch.producer.client import DispatchClient
@@ -27,6 +34,9 @@ _ADDRESS = ("--host (DISPATCH_HOST)", "--port (DISPATCH_PORT)")
 _BROKEN_OFF_TOLD_S = 0.3
 _CLIENT_CLOSE_MS = 300
 _LAST_ANSWERS_S = 0.2
+_CONNECTION_CLOSE_S = 0.1
+_OTHER_FILES = 256
+"""Open files that are no connection of a client: Valkey, logs, and what the libraries have open."""
 
 
 class _HttpServer(uvicorn.Server):
@@ -42,7 +52,8 @@ async def serve(settings: GatewaySettings) -> None:
     """Run until SIGTERM or SIGINT; then take no HTTP work, drain, and return. A second signal cuts the drain short.
 
     Raises:
-        ConfigurationError: a setting is missing or wrong, the address cannot be listened on, or the login is refused.
+        ConfigurationError: a setting is missing or wrong, the address cannot be listened on, the login is refused, or
+            other machines could connect and no key is asked for.
         LibraryProblem, FabricUnavailable: the fabric group cannot be used; says what to do.
     """
     settings.require_valkey_url()
@@ -50,6 +61,7 @@ async def serve(settings: GatewaySettings) -> None:
         listen(settings.host, settings.port, named=_ADDRESS) as listener,
         anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
     ):
+        refuse_keys_off(settings, loopback=is_loopback(listener))
         process = _Process(settings, listener)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.obey, signals)
@@ -85,19 +97,23 @@ class _Process:
         """Serve until told to stop, or until the gateway fails (its error is raised)."""
         async with AsyncExitStack() as stack:
             with self._starting:
+                connection = await self._connect(stack)
+                mode = await keys_mode(self._settings, connection, loopback=is_loopback(self._listener))
                 stack.push_async_callback(self._gateway.stop)
                 await self._gateway.start()
-                client = await stack.enter_async_context(self._client())
+                client = await stack.enter_async_context(self._client(connection))
+                authority = self._authority(connection, mode)
+                stack.push_async_callback(authority.aclose)
                 self._started = True
             if self._started:
-                await self._serve_until_stopped(client)
+                state = IngressState(client=client, gateway=self._gateway, authority=authority)
+                await self._serve_until_stopped(client, self._server(state), mode)
 
-    async def _serve_until_stopped(self, client: DispatchClient) -> None:
-        server = self._server(client)
+    async def _serve_until_stopped(self, client: DispatchClient, server: _HttpServer, mode: KeysMode) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._serve_http, server)
             tasks.start_soon(self._stop_with_the_gateway)
-            log.info("listening", url=url_of(self._listener), group=self._settings.fabric_group)
+            log.info("listening", url=url_of(self._listener), group=self._settings.fabric_group, keys=mode)
             gc.collect()
             gc.freeze()  # what is loaded by now stays: no collection walks through it again, nor the one at the exit
             await self._stop.wait()
@@ -128,27 +144,51 @@ class _Process:
         await self._gateway.wait_stopped()
         self._stop.set()
 
-    def _client(self) -> DispatchClient:
+    async def _connect(self, stack: AsyncExitStack) -> Connection:
+        """Open the connection that everything but the gateway itself uses; its waits must not hold others up."""
+        settings = self._settings
+        connection = await connect(settings.require_valkey_url(), client=settings.valkey_client)
+
+        async def close() -> None:
+            with anyio.move_on_after(_CONNECTION_CLOSE_S, shield=True):
+                await connection.aclose()
+
+        stack.push_async_callback(close)
+        return connection
+
+    def _authority(self, connection: Connection, mode: KeysMode) -> Authority:
+        group = self._settings.fabric_group
+        return Authority(lambda: connection.run(group, key_read()), mode)
+
+    def _client(self, connection: Connection) -> DispatchClient:
         settings = self._settings
         return DispatchClient(
             settings.valkey_url,
+            connection=connection,
             fabric_group=settings.fabric_group,
             client=settings.valkey_client,
             close_ms=_CLIENT_CLOSE_MS,
         )
 
-    def _server(self, client: DispatchClient) -> _HttpServer:
-        app = create_app(IngressState(client=client, gateway=self._gateway))
+    def _server(self, state: IngressState) -> _HttpServer:
+        settings = self._settings
+        room = raise_file_limit() - settings.slots - _OTHER_FILES
+        limits = ConnectionLimits(
+            connections=max(1, min(settings.http_max_connections, room)),
+            per_address=settings.http_max_connections_per_address,
+            trusted=read_networks(settings.http_trusted_proxies),
+        )
         return _HttpServer(
             uvicorn.Config(
-                app,
-                http=HttpProtocol,
+                create_app(state),
+                http=HttpProtocol.within(limits),
                 ws="none",
                 lifespan="on",
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=self._settings.http_keep_alive_s,
+                proxy_headers=bool(limits.trusted),
+                forwarded_allow_ips=settings.http_trusted_proxies,
+                timeout_keep_alive=settings.http_keep_alive_s,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import secrets
@@ -22,6 +23,8 @@ from dispatch.errors import ConfigurationError, InvalidRequest
 
 SLOTS_MAX = 2048
 """One heartbeat names every held lease, and those it finds out about: well below `[limits] renew_max` of the schema."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PREFIX = "DISPATCH_"
 _VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss")
@@ -62,7 +65,19 @@ class GatewaySettings(BaseSettings):
     endpoint_api_key_env: str = Field(
         "", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", description="the name of an environment variable, not the key"
     )
+    keys: Literal["auto", "required", "off"] = Field(
+        "auto",
+        description="auto (asked for when the group has one, or others than this machine can connect), required or off",
+    )
+    insecure: bool = Field(False, description="true or false")
     http_keep_alive_s: int = Field(75, ge=0, le=3600, description="seconds from 0 to 3600")
+    http_max_connections: int = Field(8192, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
+    http_max_connections_per_address: int = Field(
+        2048, ge=1, le=1_000_000, description="a whole number from 1 to 1000000"
+    )
+    http_trusted_proxies: str = Field(
+        "", description="addresses or networks separated by commas, like 10.0.0.5,10.1.0.0/16"
+    )
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto, console or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
 
@@ -105,6 +120,12 @@ class GatewaySettings(BaseSettings):
         parts = urlsplit(value)
         if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
             raise ValueError("no HTTP URL")
+        return value
+
+    @field_validator("http_trusted_proxies")
+    @classmethod
+    def _is_networks(cls, value: str) -> str:
+        read_networks(value)
         return value
 
     def require_valkey_url(self) -> str:
@@ -154,6 +175,15 @@ class _FileSource(PydanticBaseSettingsSource):
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
                 raise ConfigurationError(f"{named}: {name!r} is no setting of a gateway{hint}")
         return values
+
+
+def read_networks(text: str) -> tuple[Network, ...]:
+    """Read addresses and networks separated by commas.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 def setting_name(name: str) -> str:

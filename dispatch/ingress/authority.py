@@ -26,9 +26,8 @@ import anyio
 import msgspec
 import structlog
 
-from dispatch.errors import DispatchError, FabricUnavailable, KeyRefused, LibraryProblem, NotAllowed
+from dispatch.errors import DispatchError, FabricUnavailable, KeyRefused, NotAllowed
 from dispatch.fabric.api_keys import KeyRecord, Role, Token, read_record, read_token
-from dispatch.fabric.faults import LOAD_COMMAND
 from dispatch.producer.call_headers import Headers
 from dispatch.producer.options import DEFAULT_POOL, CallOptions
 
@@ -208,16 +207,16 @@ class Authority:
         return self._reading
 
     async def _read_all(self) -> None:
+        assert self._read is not None  # noqa: S101 - for the type checker: nothing calls this without it
         try:
-            await anyio.sleep(self._sent_at + _AGAIN_S - anyio.current_time())
+            await anyio.sleep(max(0.0, self._sent_at + _AGAIN_S - anyio.current_time()))
             self._sent_at = sent_at = anyio.current_time()
-            with anyio.move_on_after(_ANSWER_S):
-                self._take(await self._read(), sent_at)  # type: ignore[misc] # nothing calls this without `read`
             self._problem = None
+            with anyio.move_on_after(_ANSWER_S):
+                records = await self._read()
+                self._take(records, sent_at)
         except DispatchError as error:
             self._problem = error
-        except (LookupError, TypeError, ValueError):  # answers of another library
-            self._problem = LibraryProblem(f"the keys on the server have another form; run: {LOAD_COMMAND}")
         finally:
             self._reading = None
 

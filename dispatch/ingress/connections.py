@@ -73,14 +73,5 @@ class Door:
         return any(ip in network for network in self.limits.trusted)
 
 
-def read_networks(text: str) -> tuple[Network, ...]:
-    """Read addresses and networks separated by commas.
-
-    Raises:
-        ValueError: one of them is none.
-    """
-    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
-
-
 def _too_many(what: str) -> Problem:
     return Problem(meaning=_BUSY, message=f"{what}; try again later", code="too_many_connections")

@@ -119,6 +119,7 @@ def _gateway(plan: Plan, valkey_url: str, number: int) -> Program:
         "GATEWAY_ID": f"dev-{number + 1}",
         "HOST": probe.LOOPBACK,
         "PORT": str(port),
+        "KEYS": "off",
         # The group has no config yet: the first gateway makes it, as anywhere else.
         "ENDPOINT_URL": plan.endpoint_url,
         "ENDPOINT_API_KEY_ENV": plan.options.api_key_env,
