@@ -16,17 +16,16 @@ from http import HTTPStatus
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from dispatch.contract import Call, Operation, read_call
+from dispatch.contract import Call, Operation
 from dispatch.contract.answer_fields import Ids
 from dispatch.contract.answers import INTERNAL, Answer, answer_of_problem, answer_of_reply, problem_of, rejected
-from dispatch.errors import DispatchError, RequestRefused
-from dispatch.gateway.status import GatewayStatus
+from dispatch.errors import DispatchError
 from dispatch.ingress.authority import Role
 from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
+from dispatch.ingress.reading import admission_ms, check_serving, read_in_turn
 from dispatch.ingress.sending import send_answer
 from dispatch.ingress.state import IngressState
 from dispatch.ingress.streams import StreamWriter
@@ -38,7 +37,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_LARGE_BYTES = 256 * 1024
 _TOO_SLOW = rejected(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "the body did not come within its time")
 
 
@@ -95,34 +93,19 @@ class CallRoute:
         gateway, settings = self._state.gateway, self._state.settings
         principal = await self._state.authority.principal(incoming.headers)
         principal.require(Role.SUBMIT)
-        _check_serving(gateway.status())
+        check_serving(gateway.status())
         check_form(incoming.headers)
         upload = incoming.upload
-        admission_ms = (
-            settings.admission_ms + upload.announced(gateway.max_payload_bytes) * 1000 // settings.upload_rate
-        )
-        asked = call_options(incoming.headers, incoming.pool, admission_ms, default_pool=principal.default_pool)
+        within_ms = admission_ms(settings, upload.announced(gateway.max_payload_bytes))
+        asked = call_options(incoming.headers, incoming.pool, within_ms, default_pool=principal.default_pool)
         options = principal.limit(asked)
         with self._held.share() as share:
             body = await upload.read(gateway.max_payload_bytes, share)
-            call = await self._read(body)
+            call = await read_in_turn(self._operation, body, self._held)
             if call.stream:
                 return await self._stream(incoming, send, call, options)
             reply = await _while_connected(incoming.receive, lambda: self._state.client.call(call, options))
             return answer_of_reply(reply), reply.request_id
-
-    async def _read(self, body: bytes) -> Call:
-        """Read the call. Large ones take turns, each followed by a turn of the event loop: together they would stop it.
-
-        Raises:
-            InvalidRequest: see `read_call`.
-        """
-        if len(body) < _LARGE_BYTES:
-            return read_call(self._operation, body)
-        async with self._held.turn:
-            call = read_call(self._operation, body)
-            await anyio.lowlevel.checkpoint()
-        return call
 
     async def _stream(
         self, incoming: _Incoming, send: Send, call: Call, options: CallOptions
@@ -132,18 +115,6 @@ class CallRoute:
         writer = StreamWriter(stream, served, options.caller_request_id)
         answer = await _while_connected(incoming.receive, lambda: writer.write(send))
         return None if answer is None else (answer, stream.request_id)
-
-
-def _check_serving(status: GatewayStatus) -> None:
-    """Refuse calls that another gateway should get.
-
-    Raises:
-        RequestRefused: this process is on its way out.
-    """
-    if status.draining:
-        raise RequestRefused("draining", message="this gateway is shutting down; try another or again")
-    if not status.running:
-        raise RequestRefused("not_running", message="this gateway does not run")
 
 
 async def _while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
