@@ -14,6 +14,9 @@ CROWD = tuple(f"p{number}" for number in range(9))
 """More pools, in some histories: with them a pass of barren visits is longer than one call."""
 URL = "http://127.0.0.1:9/v1"
 
+SHORT_MS = 3_000
+"""Comes due before a gateway that sleeps would look by itself, and in some histories really."""
+
 pool_fields = {
     "quantum": st.sampled_from((1, 2, 4, 8, 50)),
     "min_concurrent": st.sampled_from((0, 0, 1, 2)),
@@ -28,14 +31,14 @@ pool_fields = {
     "priority_ageing_ms": st.sampled_from((0, LONG_MS)),
     "max_attempts": st.sampled_from((None, 1, 2, 4, 4)),
     "retry_on": st.sampled_from((["unreachable", "disconnected", "overloaded"], ["unreachable", "502"], [])),
-    "retry_base_ms": st.sampled_from((1, LONG_MS // 4)),
+    "retry_base_ms": st.sampled_from((1, SHORT_MS, LONG_MS // 4)),
     "retry_cap_ms": st.sampled_from((LONG_MS // 4, LONG_MS // 2)),
     "on_open": st.sampled_from(("queue", "queue", "reject")),
 }
 endpoint_fields = {
     "max_concurrent": st.sampled_from((None, 1, 2)),
     "breaker_failures": st.sampled_from((1, 2, 3)),
-    "open_ms": st.sampled_from((LONG_MS, LONG_MS // 2, 10)),
+    "open_ms": st.sampled_from((LONG_MS, LONG_MS // 2, SHORT_MS, 10)),
     "close_after": st.sampled_from((1, 2)),
     "probe_timeout_ms": st.sampled_from((LONG_MS, LONG_MS // 2)),
     "gate": st.sampled_from(("none", "none", "vllm")),
@@ -65,7 +68,7 @@ small = st.integers(0, 40)
 picks = st.lists(small, max_size=4)
 outcomes = st.sampled_from(list(r.Outcome))
 verdicts = st.sampled_from((r.Verdict.NEUTRAL, r.Verdict.GOOD, r.Verdict.BACKPRESSURE, *[r.Verdict.FAILURE] * 2))
-holds = st.sampled_from((0, LONG_MS // 4, LONG_MS // 2))
+holds = st.sampled_from((0, SHORT_MS, LONG_MS // 4, LONG_MS // 2))
 failures = st.fixed_dictionaries(
     {
         "error_type": st.sampled_from(("endpoint_unreachable", "endpoint_disconnected", "endpoint_overloaded", "test")),
@@ -79,6 +82,11 @@ failures = st.fixed_dictionaries(
 samples = st.fixed_dictionaries(
     {"waiting": st.sampled_from((None, 0.0, 1.0, 5.0)), "token_ms": st.sampled_from((None, 20.0, 400.0))}
 )
+
+
+def pick(found: list[Any], at: int) -> Any:
+    """Return one of what is there."""
+    return found[at % len(found)]
 
 
 other_submits = st.sampled_from(
@@ -154,3 +162,9 @@ def report_of(chore: r.Chore, said: dict[str, Any], sample: dict[str, Any]) -> r
     """Return what a chore came to: what `failures` says of a probe, and a sample."""
     said = {name: said[name] for name in ("verdict", "hold_ms", "error_type")}
     return r.ChoreReport(kind=chore.kind.lower(), endpoint_id=chore.endpoint_id, token=chore.token, **said, **sample)
+
+
+def settlement(lease: r.Lease, outcome: r.Outcome, **went: Any) -> r.Settlement:
+    """Return how a lease went, by default well for its endpoint."""
+    said = {"verdict": r.Verdict.GOOD, "error_type": "test"} | went
+    return r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, **said)

@@ -40,12 +40,14 @@ from tests.property.draws import (
     levels,
     other_submits,
     outcomes,
+    pick,
     picks,
     plain_endpoint,
     plain_pool,
     pool_fields,
     report_of,
     samples,
+    settlement,
     small,
 )
 from tests.property.history import GATEWAYS, LARGE_BYTES, LONG_MS, PRODUCERS, History
@@ -133,7 +135,7 @@ class HistoryMachine(RuleBasedStateMachine):
         elif kind.startswith("large"):
             submission = replace(submission, body=b"", body_bytes=LARGE_BYTES)
         elif kind.startswith("same") and earlier:
-            first = self.pick(earlier, at)
+            first = pick(earlier, at)
             submission = first if kind == "same id and nonce" else replace(first, nonce="another")
         self.history.submit(submission, stored=kind == "large and stored")
 
@@ -177,7 +179,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self, gateway: str, picks: list[tuple[int, r.Outcome]], want: int, went: dict[str, Any], actual: int | None
     ) -> None:
         held = list(self.history.known[gateway].values())
-        items = [self.item(self.pick(held, at), outcome, **went) for at, outcome in picks if held]
+        items = [settlement(pick(held, at), outcome, **went) for at, outcome in picks if held]
         items = [replace(item, actual_cost_units=actual) for item in items]
         self.history.settle(gateway, items, want)
 
@@ -186,7 +188,7 @@ class HistoryMachine(RuleBasedStateMachine):
         """Send chunks of a stream: the next ones, some that were sent, some too early; or those of another's."""
         held = [(gateway, lease) for gateway in GATEWAYS for lease in self.history.known[gateway].values()]
         if held:
-            gateway, lease = self.pick(held, at)
+            gateway, lease = pick(held, at)
             sent = self.history.twin.group.requests[lease.request_id].chunks
             self.history.append(gateway if own else "another", lease, max(0, sent + ahead), 1 + at % 3)
 
@@ -195,7 +197,7 @@ class HistoryMachine(RuleBasedStateMachine):
         """Let the leases that began first fail, each in its way."""
         for gateway in GATEWAYS:
             held = list(self.history.known[gateway].values())
-            items = [self.item(lease, r.Outcome.FAILED, **went) for lease, went in zip(held, each, strict=False)]
+            items = [settlement(lease, r.Outcome.FAILED, **went) for lease, went in zip(held, each, strict=False)]
             self.history.settle(gateway, items, want)
 
     @rule(
@@ -204,13 +206,13 @@ class HistoryMachine(RuleBasedStateMachine):
     def settle_everything(self, outcome: r.Outcome, want: int) -> None:
         for gateway in GATEWAYS:
             held = list(self.history.known[gateway].values())
-            self.history.settle(gateway, [self.item(lease, outcome) for lease in held], want)
+            self.history.settle(gateway, [settlement(lease, outcome) for lease in held], want)
 
     @precondition(lambda self: self.history.stale or any(self.history.known.values()))
     @rule(gateway=st.sampled_from(GATEWAYS), at=small, outcome=outcomes)
     def settle_what_is_not_its_own(self, gateway: str, at: int, outcome: r.Outcome) -> None:
         others = [lease for leases in self.history.known.values() for lease in leases.values()]
-        self.history.settle(gateway, [self.item(self.pick([*self.history.stale, *others], at), outcome)], 0)
+        self.history.settle(gateway, [settlement(pick([*self.history.stale, *others], at), outcome)], 0)
 
     @rule(gateway=st.sampled_from(GATEWAYS), forgotten=st.sampled_from((0, 0, 1, 2)), outstanding=st.booleans())
     def renew(self, gateway: str, forgotten: int, *, outstanding: bool) -> None:
@@ -220,9 +222,9 @@ class HistoryMachine(RuleBasedStateMachine):
     def time_passes(self, leases: list[int], deadlines: list[int], *, long_ago: bool, limit: int) -> None:
         """Let leases run out and deadlines pass, and reap (limit 0: leave it to later calls)."""
         for at in leases if self.history.twin.group.leases else ():
-            self.history.lease_runs_out(self.pick(list(self.history.twin.group.leases), at))
+            self.history.lease_runs_out(pick(list(self.history.twin.group.leases), at))
         for at in deadlines if self.requests("queued", "leased") else ():
-            self.history.deadline_passes(self.pick(self.requests("queued", "leased"), at), long_ago=long_ago)
+            self.history.deadline_passes(pick(self.requests("queued", "leased"), at), long_ago=long_ago)
         if limit:
             self.history.reap(limit)
 
@@ -235,20 +237,32 @@ class HistoryMachine(RuleBasedStateMachine):
     def more_time_passes(self, retries: list[int], endpoint: str, passed: list[str], windows: int) -> None:
         """Let retries come due, what blocks an endpoint be over, windows of the retry budget go by."""
         for at in retries if self.requests("delayed") else ():
-            self.history.retry_comes_due(self.pick(self.requests("delayed"), at))
+            self.history.retry_comes_due(pick(self.requests("delayed"), at))
         for what in passed:
             self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), what)
         if windows:
             self.history.budget_window_passes(windows)
 
-    @rule(endpoint=st.sampled_from("ef"))
-    def endpoint_recovers(self, endpoint: str) -> None:
-        """Let an open breaker's time be over and its endpoint work again, as far as there is work."""
-        self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), "hold")
-        for _ in range(3):
-            self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), "open")
+    @rule(endpoint=st.sampled_from("ef"), retryable=st.booleans())
+    def endpoint_falls_ill(self, endpoint: str, *, retryable: bool) -> None:
+        """Let everything that runs on an endpoint fail there."""
+        self.history.claim(GATEWAYS[0], 3)
+        went = {"verdict": r.Verdict.FAILURE, "error_type": "endpoint_unreachable", "retryable": retryable}
+        for gateway in GATEWAYS:
+            held = [lease for lease in self.history.known[gateway].values() if lease.endpoint_id == endpoint]
+            self.history.settle(gateway, [settlement(lease, r.Outcome.FAILED, **went) for lease in held], 0)
+
+    @rule(endpoint=st.sampled_from("ef"), probes=st.lists(st.booleans(), min_size=1, max_size=3))
+    def endpoint_recovers(self, endpoint: str, probes: list[bool]) -> None:
+        """Let an open breaker's time be over; what is launched then goes well, or (False) has never an end."""
+        for what in ("hold", "open"):
+            self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), what)
+        for well in probes:
             self.history.claim(GATEWAYS[0], 1)
-            self.settle_everything(r.Outcome.SUCCEEDED, 0)
+            if well:
+                self.settle_everything(r.Outcome.SUCCEEDED, 0)
+            else:
+                self.history.endpoint_time_passes(self.history.twin.group.endpoint(endpoint), "probe")
 
     @rule(endpoint=st.sampled_from("ef"), said=failures)
     def endpoint_is_asked(self, endpoint: str, said: dict[str, Any]) -> None:
@@ -289,20 +303,20 @@ class HistoryMachine(RuleBasedStateMachine):
         elif kind.startswith("outage"):
             self.history.outage(begins=kind == "outage")
         elif queued and kind == "body":
-            self.history.body_vanishes(self.pick(queued, at))
+            self.history.body_vanishes(pick(queued, at))
         elif queued:
-            self.history.envelope_vanishes(self.pick(queued, at))
+            self.history.envelope_vanishes(pick(queued, at))
 
     @precondition(lambda self: self.requests())
     @rule(at=small, waiting=st.booleans(), only_waiting=st.booleans())
     def cancel(self, at: int, *, waiting: bool, only_waiting: bool) -> None:
         found = self.requests("queued", "delayed") if waiting else self.requests()
-        self.history.cancel(self.pick(found, at).id if found else "nobody", only_waiting=only_waiting)
+        self.history.cancel(pick(found, at).id if found else "nobody", only_waiting=only_waiting)
 
     @precondition(lambda self: self.history.twin.group.dead)
     @rule(at=small, action=st.sampled_from(("retry", "retry", "drop")), used_id=st.booleans())
     def change_dead(self, at: int, action: str, *, used_id: bool) -> None:
-        request_id = self.pick(sorted(self.history.twin.group.dead), at)
+        request_id = pick(sorted(self.history.twin.group.dead), at)
         self.history.change_dead(action, request_id, request_id if used_id and at % 2 else self.history.new_id())
 
     @rule(leases=picks)
@@ -311,7 +325,7 @@ class HistoryMachine(RuleBasedStateMachine):
         for at in [*leases, *leases]:
             self.history.claim(GATEWAYS[1], 3)
             if self.history.twin.group.leases:
-                self.history.lease_runs_out(self.pick(sorted(self.history.twin.group.leases), at))
+                self.history.lease_runs_out(pick(sorted(self.history.twin.group.leases), at))
                 self.history.reap(50)
 
     @rule(producer=st.sampled_from(PRODUCERS), owner=st.booleans(), back=st.integers(0, 2))
@@ -348,15 +362,6 @@ class HistoryMachine(RuleBasedStateMachine):
     def requests(self, *states: str) -> list[Any]:
         found = self.history.twin.group.requests.values()
         return [request for request in found if not states or request.state in states]
-
-    @staticmethod
-    def pick(found: list[Any], at: int) -> Any:
-        return found[at % len(found)]
-
-    @staticmethod
-    def item(lease: r.Lease, outcome: r.Outcome, **went: Any) -> r.Settlement:
-        said = {"verdict": r.Verdict.GOOD, "error_type": "test"} | went
-        return r.Settlement(request_id=lease.request_id, fence=lease.fence, outcome=outcome, **said)
 
     def submission(self, pool: str, producer: str, cost: int) -> r.Submission:
         return submission(self.history.new_id(), pool, cost, producer)
