@@ -103,7 +103,8 @@ class Intake:
         """Take a frame in. One that came before is dropped; one that leaves a gap, or is too much, ends the stream."""
         problem: DispatchError | None = None
         with self._guard:
-            if self._closed or frame.number + frame.count <= self._next_number:
+            following = frame.number + frame.count
+            if self._closed or following <= self._next_number:
                 return
             if frame.number < self._next_number:
                 frame = frame.without(self._next_number - frame.number)
@@ -114,7 +115,7 @@ class Intake:
                 problem = self._too_slow()
             else:
                 self._frames.append(frame)
-                self._next_number += frame.count
+                self._next_number = following
                 self.unread_bytes += size
                 self._reservoir.move(size)
         if problem is not None:
