@@ -7,7 +7,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -27,8 +28,9 @@ from dispatch.gateway import Executor, Gateway
 from dispatch.sync import DispatchClient as BlockingClient
 from tests.support.by_hand import ByHand
 from tests.support.executors import HeldExecutor
+from tests.support.gateway_process import GatewayProcess
 from tests.support.leftovers import counters_above_zero, endings_by_request
-from tests.support.producing import MESSAGES, eye
+from tests.support.producing import MESSAGES, eye, until
 
 BOTH_CLIENTS = ("asynchronous", "blocking")
 
@@ -44,6 +46,18 @@ def gateway_on(url: str, group: str, executor: Executor | None = None, **setting
     values: dict[str, Any] = {"valkey_url": url, "fabric_group": group, "drain_timeout_ms": 1000} | settings
     connection = values.pop("connection", None)
     return Gateway(GatewaySettings(**values), executor=executor, connection=connection)
+
+
+@asynccontextmanager
+async def gateway_process(url: str, group: str, **settings: Any) -> AsyncIterator[GatewayProcess]:
+    """Run a gateway as a process of its own; its start may take long on a busy machine."""
+    process = GatewayProcess(url, group, **settings).launch()
+    try:
+        await until(lambda: process.event("listening") is not None or process.code is not None, within_s=40)
+        assert process.code is None, process.stderr
+        yield process
+    finally:
+        process.close()
 
 
 class Watching(HeldExecutor):

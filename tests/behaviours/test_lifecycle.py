@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -17,11 +16,19 @@ import pytest
 from dispatch.errors import DispatchError, RequestEnded
 from dispatch.fabric import functions as f
 from dispatch.producer.client import DispatchClient
-from tests.behaviours.scene import BOTH_CLIENTS, Caller, Watching, assert_settled, endings, gateway_on, section
+from tests.behaviours.scene import (
+    BOTH_CLIENTS,
+    Caller,
+    Watching,
+    assert_settled,
+    endings,
+    gateway_on,
+    gateway_process,
+    section,
+)
 from tests.conftest import load_library
 from tests.support.by_hand import ByHand
 from tests.support.calls import COMPLETION
-from tests.support.gateway_process import GatewayProcess
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.producing import MESSAGES, eye, owner, said, say, until, wide_group
 from tests.support.stub import Hold, Script, SeenRequest, StubBackend, json_answer
@@ -69,18 +76,6 @@ def holders(url: str, group: str) -> Counter[str]:
     return Counter(row["gateway_id"] for row in section(url, group, "leases")["rows"])
 
 
-@asynccontextmanager
-async def two_processes(url: str, group: str) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
-    first, second = (GatewayProcess(url, group, gateway_id=name, slots=8).launch() for name in ("first", "second"))
-    try:
-        for one in (first, second):
-            await until(lambda: one.event("listening") is not None, within_s=30)  # noqa: B023 - awaited in this turn
-        yield first, second
-    finally:
-        first.close()
-        second.close()
-
-
 async def test_a_gateway_that_is_killed_or_frozen_loses_nothing_and_answers_nothing_twice(
     valkey: ValkeyProcess,
 ) -> None:
@@ -96,13 +91,17 @@ async def test_a_gateway_that_is_killed_or_frozen_loses_nothing_and_answers_noth
             valkey.url, lease_ms=1500, liveness_ms=1500, pools=[{"pool_id": "default"}, AGAIN],
             endpoints=[{"endpoint_id": "default", "url": f"{stub.url}/v1", "breaker_failures": 1000}],
         )  # fmt: skip
-        async with DispatchClient(valkey.url, fabric_group=group) as client, two_processes(valkey.url, group) as both:
+        async with (
+            DispatchClient(valkey.url, fabric_group=group) as client,
+            gateway_process(valkey.url, group, gateway_id="first", slots=8) as first,
+            gateway_process(valkey.url, group, gateway_id="second", slots=8) as second,
+        ):
             once = [*calls(client, 4, messages=say("slow once"))]
             again = [task for n in range(4) for task in calls(client, 1, messages=say(f"slow {n}"), pool="again")]
             await until(lambda: runs.total() == 8)
             held = holders(valkey.url, group)
             name = max(held, key=held.__getitem__)
-            victim, other = both if name == "first" else both[::-1]
+            victim, other = (first, second) if name == "first" else (second, first)
             victim.signal(signal.SIGSTOP)  # for longer than its leases last
             await until(lambda: holders(valkey.url, group)[name] == 0, within_s=30)
             victim.signal(signal.SIGCONT)

@@ -10,12 +10,16 @@ import httpx
 import pytest
 
 from dispatch.errors import RequestRefused
+from dispatch.fabric import functions as f
+from dispatch.fabric.sync import BlockingConnection
 from dispatch.producer.client import DispatchClient
 from tests.behaviours.scene import BOTH_CLIENTS, Caller, Watching, assert_settled, gateway_on, section
 from tests.support.by_hand import ByHand
+from tests.support.calls import COMPLETION
 from tests.support.groups import configure, unique_group
 from tests.support.producing import MESSAGES, until, wide_group
 from tests.support.stack import stack
+from tests.support.stub import StubBackend, json_answer
 from tests.support.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.anyio
@@ -143,10 +147,20 @@ def test_every_bound_of_a_queue_is_refused_by_its_name_and_counted(valkey: Valke
 
 
 async def test_http_callers_of_a_full_queue_are_told_when_to_come_back(valkey: ValkeyProcess) -> None:
-    pools = [{"pool_id": "default", "max_queue_depth": 0}]
-    async with stack(valkey.url, "http://127.0.0.1:9/v1", pools=pools) as path, httpx.AsyncClient() as http:
-        answer = await http.post(f"{path.url}/v1/chat/completions", json={"model": "m", "messages": MESSAGES})
-        assert answer.status_code == 429
-        assert answer.headers["x-dispatch-reason"] == "rejected-pool_full"
+    pools = [{"pool_id": "default", "max_queue_depth": 1}]
+    call: dict[str, Any] = {"url": "/v1/chat/completions", "json": {"model": "m", "messages": MESSAGES}}
+    async with (
+        StubBackend(json_answer(COMPLETION)) as stub,
+        stack(valkey.url, f"{stub.url}/v1", pools=pools) as path,
+        httpx.AsyncClient(base_url=path.url, timeout=20) as http,
+    ):
+        assert (await http.post(**call)).status_code == 200  # before anything was launched, it is not known
+        with BlockingConnection(valkey.url) as connection:
+            connection.run(path.group, f.pool_pause("default", "pause", actor="test"))
+        waiting = asyncio.create_task(http.post(**call))
+        await until(lambda: section(valkey.url, path.group, "group")["pending"] == 1)
+        answer = await http.post(**call)
+        assert (answer.status_code, answer.headers["x-dispatch-reason"]) == (429, "rejected-pool_full")
         assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert path.submitted() == 0
+        assert (path.submitted(), len(stub.requests)) == (2, 1)
+        waiting.cancel()

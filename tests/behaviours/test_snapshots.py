@@ -14,11 +14,10 @@ from dispatch.errors import BadArgument, GroupUnknown
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Outcome
 from dispatch.fabric.schema import key
-from tests.behaviours.scene import PATIENT, assert_settled, reads_while
+from tests.behaviours.scene import PATIENT, assert_settled, gateway_process, reads_while
 from tests.support.by_hand import ByHand
 from tests.support.calls import COMPLETION
 from tests.support.commands import Commands
-from tests.support.gateway_process import GatewayProcess
 from tests.support.producing import eye, until, wide_group
 from tests.support.stub import Script, SeenRequest, StubBackend, json_answer
 from tests.support.valkey import ValkeyProcess
@@ -62,14 +61,14 @@ async def test_no_section_and_no_log_line_holds_a_word_of_a_prompt_or_a_key(
         pools = [{"pool_id": "default"}, {"pool_id": "again", "delivery": "at_least_once", "max_attempts": 1}]
         group = wide_group(valkey.url, pools=pools, endpoints=[address])
         hand = ByHand(valkey.url, group)
-        async with GatewayProcess(valkey.url, group, log_level="debug") as gateway:
+        async with gateway_process(valkey.url, group, log_level="debug") as gateway:
             headers = {"authorization": f"Bearer {CALLER_KEY}", "x-dispatch-metadata": json.dumps({"note": DETAIL})}
             async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=20) as http:
                 for kind in ("good", "bad", "failing", "x" * 9000):
                     content = [{"type": "text", "text": f"{PROMPT} {kind}"}, {"type": "text", "text": PROMPT * 2}]
                     body = {"model": "m", "metadata": {"a": PROMPT}, "messages": [{"role": "user", "content": content}]}
                     answer = await http.post("/v1/chat/completions", json=body)
-                    assert answer.status_code == {"good": 200, "bad": 400}.get(kind, 500)
+                    assert answer.status_code == {"good": 200, "bad": 400}.get(kind, 500), answer.text
                 hand.run(f.pool_pause("default", "pause", actor="test"))
                 waiting = asyncio.create_task(http.post("/v1/chat/completions", json=body))
                 await until(lambda: hand.section("group")["pending"] == 1)
