@@ -162,7 +162,7 @@ class AccessRefused(DispatchError):
 
     status = 403
 
-    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str = "not_allowed", param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
@@ -181,8 +181,9 @@ class NotAllowed(AccessRefused):
 class RequestRefused(DispatchError):
     """The request was not admitted and nothing is queued.
 
-    `reason` is one of the schema's refusals, `value` what was found, `limit` what is allowed,
-    `retry_after_ms` when to come back (None = unknown).
+    `reason` is one of the schema's refusals, `pool_id` (or `pool`) where, `value` (or `depth`) what was found there
+    (requests or bytes), `limit` what is allowed, `retry_after_ms` (or `retry_after`, in seconds) when to come back,
+    None = unknown.
     """
 
     def __init__(  # noqa: PLR0913 - the fields of the refusal
@@ -201,6 +202,21 @@ class RequestRefused(DispatchError):
         self.value = value
         self.limit = limit
         self.retry_after_ms = retry_after_ms
+
+    @property
+    def pool(self) -> str:
+        """The pool that was asked for."""
+        return self.pool_id
+
+    @property
+    def depth(self) -> int | None:
+        """How many requests (or bytes, for a bound on those) were there."""
+        return self.value
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until there may be room, by how fast the pool drains; None = unknown."""
+        return None if self.retry_after_ms is None else self.retry_after_ms / 1000
 
 
 class RequestEnded(DispatchError):

@@ -25,6 +25,7 @@ from dispatch.ingress.authority import Authority, KeysMode
 from dispatch.ingress.connections import ConnectionLimits
 from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressState
+from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
 
 log = structlog.get_logger(__name__)
@@ -106,7 +107,8 @@ class _Process:
                 stack.push_async_callback(authority.aclose)
                 self._started = True
             if self._started:
-                state = IngressState(client=client, gateway=self._gateway, authority=authority)
+                waits = Waits(client.estimate)
+                state = IngressState(client=client, gateway=self._gateway, authority=authority, waits=waits)
                 await self._serve_until_stopped(client, self._server(state), mode)
 
     async def _serve_until_stopped(self, client: DispatchClient, server: _HttpServer, mode: KeysMode) -> None:

@@ -47,7 +47,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error to tell: what it means, a sentence, and the request's member at fault."""
+    """An error to tell: what it means, a sentence, the request's member at fault, and header fields with its facts."""
 
     meaning: Meaning
     message: str
@@ -55,6 +55,7 @@ class Problem:
     param: str | None = None
     code: str | None = None
     retry_after_ms: int | None = None
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 _NO_CAPACITY = HTTPStatus.TOO_MANY_REQUESTS
@@ -94,6 +95,10 @@ ENDINGS = {
 """By ending, where the endpoint gave no answer of its own; `succeeded` is the endpoint's answer."""
 
 EXPIRED_IN_QUEUE = Meaning(_NO_CAPACITY, "rejected-deadline", retry=True, capacity=True)
+MAX_WAIT = Meaning(_NO_CAPACITY, "rejected-max_wait", retry=True, capacity=True)
+MAX_WAIT_EXCEEDED = "max_wait_exceeded"
+"""The error type of a request that was queued for as long as its caller allowed."""
+
 _ENDPOINT_SLOW = Meaning(_TOO_LATE, "ended-failed", retry=False)
 
 EXCEPTIONS: tuple[tuple[type[errors.DispatchError], Meaning], ...] = (
@@ -141,8 +146,8 @@ def problem_of(error: errors.DispatchError, *, keyed: bool = False) -> Problem:
             return rejected(error.status, error.code or "invalid_request", str(error), error.param)
         case errors.RequestRefused():
             meaning = REFUSALS.get(error.reason, Meaning(_NOT_NOW, f"rejected-{error.reason}"))
-            wait = error.retry_after_ms
-            return Problem(meaning=meaning, message=str(error), code=error.reason, retry_after_ms=wait)
+            wait, fields = error.retry_after_ms, tuple(_facts(error))
+            return Problem(meaning=meaning, message=str(error), code=error.reason, retry_after_ms=wait, fields=fields)
         case errors.PoolUnknown():
             return Problem(meaning=_meaning_of(error), message=str(error), param="pool", code="pool_unknown")
         case errors.RequestInProgress() | errors.IdempotencyConflict():
@@ -159,14 +164,13 @@ def problem_of(error: errors.DispatchError, *, keyed: bool = False) -> Problem:
 def answer_of_problem(problem: Problem) -> Answer:
     """Make the OpenAI error of `problem`."""
     meaning = problem.meaning
-    fields = [("content-type", JSON), ("x-dispatch-reason", meaning.reason)]
+    fields = [("content-type", JSON), ("x-dispatch-reason", meaning.reason), *problem.fields]
     if meaning.retry is not None:
         fields.append(("x-should-retry", "true" if meaning.retry else "false"))
     if meaning.status == HTTPStatus.UNAUTHORIZED:
         fields.append(("www-authenticate", "Bearer"))
     if meaning.capacity and problem.retry_after_ms is not None:
-        wait_ms = min(max(problem.retry_after_ms, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
-        fields += [("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms))]
+        fields += retry_after(problem.retry_after_ms)
     error = {
         "message": problem.message,
         "type": problem.type or _type_of(meaning.status),
@@ -174,6 +178,12 @@ def answer_of_problem(problem: Problem) -> Answer:
         "code": problem.code,
     }
     return Answer(meaning.status, fields, msgspec.json.encode({"error": error}))
+
+
+def retry_after(wait_ms: int) -> Fields:
+    """Return the header fields that say when to come back: whole seconds, 1 to 30, and milliseconds."""
+    wait_ms = min(max(wait_ms, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
+    return [("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms))]
 
 
 def answer_of_reply(reply: Reply) -> Answer:
@@ -209,17 +219,25 @@ def _problem_of_ending(reply: Reply) -> Problem:
     error, ending = reply.error, reply.ending
     message = error.message if error is not None and error.message else f"the request ended {ending}"
     if ending == "expired" and reply.queue_ms is not None and reply.execution_ms is None and not reply.tries:
-        return Problem(
-            meaning=EXPIRED_IN_QUEUE,
-            message=message if error is not None and error.message else "the deadline passed while the call was queued",
-            code="deadline_exceeded",
-        )
+        return _waited_in_vain(reply)
     meaning = _meaning_of_failure(reply) if ending == "failed" else ENDINGS.get(ending, ENDINGS["failed"])
     return Problem(
         meaning=meaning,
         message=message,
         param=error.param if error is not None else None,
         code=error.type if error is not None else ending,
+    )
+
+
+def _waited_in_vain(reply: Reply) -> Problem:
+    error = reply.error
+    bounded = error is not None and error.type == MAX_WAIT_EXCEEDED
+    why = error.message if error is not None and error.message else "the deadline passed while the call was queued"
+    queued = f"{reply.queue_ms} ms in pool {reply.pool_id!r}"
+    return Problem(
+        meaning=MAX_WAIT if bounded else EXPIRED_IN_QUEUE,
+        message=f"{why}: {queued}. Nothing was done: try again later, or allow more time",
+        code=MAX_WAIT_EXCEEDED if bounded else "deadline_exceeded",
     )
 
 
@@ -233,6 +251,12 @@ def _meaning_of_failure(reply: Reply) -> Meaning:
         return ENDINGS["failed"]
     busy = kind == "endpoint_overloaded"  # nothing was done: another try is no second execution
     return Meaning(status, "ended-failed", retry=busy)
+
+
+def _facts(refusal: errors.RequestRefused) -> Fields:
+    """Return a refusal's facts as header fields, for programs."""
+    named = (("pool", refusal.pool), ("depth", refusal.depth), ("limit", refusal.limit))
+    return [(f"x-dispatch-{name}", str(value)) for name, value in named if value is not None and value != ""]
 
 
 def _meaning_of(error: errors.DispatchError) -> Meaning:

@@ -67,6 +67,7 @@ class CallRoute:
             if outcome is None:
                 return
             answer, ids = outcome[0], Ids(ids.caller, outcome[1])
+            await self._state.waits.tell(answer)
         except ClientGone:
             log.info("caller_gone", operation=self._operation, caller_request_id=ids.caller)
             return

@@ -9,6 +9,7 @@ from dispatch.backend.endpoint import Endpoint
 from dispatch.contract import Call, Reply
 from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.authority import Authority
+from dispatch.ingress.waits import Waits
 from dispatch.producer.options import CallOptions
 from dispatch.producer.served import ServingTimes
 from dispatch.producer.streaming import ChunkStream
@@ -82,9 +83,14 @@ class IngressSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressState:
-    """Everything the front works with. `authority` knows who may do what; without one nobody is asked for a key."""
+    """Everything the front works with.
+
+    `authority` knows who may do what; without one nobody is asked for a key. `waits` knows how long pools make requests
+    wait.
+    """
 
     client: Caller
     gateway: Host
     authority: Authority = field(default_factory=Authority)
+    waits: Waits = field(default_factory=Waits)
     settings: IngressSettings = field(default_factory=IngressSettings)

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from dispatch.contract import Call, Reply
-from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, RequestRefused
 from dispatch.fabric import functions
 from dispatch.fabric.frames import Frame
 from dispatch.fabric.functions import Admission
@@ -167,6 +167,7 @@ class BlockingQueuedPath:
             slot=slot,
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
+            waits_for_room=options.wait_for_room,
         )
         return Waiting(errand)
 
@@ -281,7 +282,13 @@ class BlockingQueuedPath:
         pause = RETRY_MIN_S
         while True:
             answer = self._attempt(errand)
-            if (reply_s := errand.judge(answer)) is not None:
+            try:
+                reply_s = errand.judge(answer)
+            except RequestRefused as refusal:
+                wait([errand.slot], errand.room_in_s(refusal))
+                errand.check()
+                continue
+            if reply_s is not None:
                 return reply_s
             if errand.admission_left_s() <= pause:
                 raise errand.unanswered(answer)

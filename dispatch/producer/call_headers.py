@@ -2,6 +2,7 @@
 
 `X-Dispatch-Pool`        the pool (or the base URL `/pools/{pool}/v1`; both must agree; none = `default`)
 `X-Dispatch-Timeout-Ms`  whole milliseconds from admission, 1 to 3,600,000
+`X-Dispatch-Max-Wait-Ms`  do not queue longer than this: whole milliseconds, 1 to 3,600,000
 `X-Dispatch-Fairness-Key`  a name: for whom the call is. The keys of one pool share it evenly
 `X-Dispatch-Priority`    0 (first) to 3, among the calls of one key
 `X-Dispatch-Metadata`    a JSON object of scalars; `image_count`, `page_count`, `chunk_page_count` and
@@ -86,7 +87,8 @@ def call_options(
     return CallOptions(
         pool_id=_pool(headers, path_pool) or default_pool,
         idempotency_key=_idempotency_key(headers),
-        timeout_ms=_timeout_ms(headers),
+        timeout_ms=_timeout_ms(headers, b"x-dispatch-timeout-ms"),
+        max_wait_ms=_timeout_ms(headers, b"x-dispatch-max-wait-ms"),
         fairness_key=_fairness_key(headers),
         priority=_priority(headers),
         metadata=_metadata(headers),
@@ -125,12 +127,12 @@ def _idempotency_key(headers: Headers) -> str | None:
     return key
 
 
-def _timeout_ms(headers: Headers) -> int | None:
-    value = _single(headers, b"x-dispatch-timeout-ms")
+def _timeout_ms(headers: Headers, name: bytes) -> int | None:
+    value = _single(headers, name)
     if value is None:
         return None
     if _TIMEOUT.fullmatch(value) is None or int(value) > TIMEOUT_MAX_MS:
-        raise _wrong("X-Dispatch-Timeout-Ms", f"must be a whole number from 1 to {TIMEOUT_MAX_MS}")
+        raise _wrong(name.decode("ascii").title(), f"must be a whole number from 1 to {TIMEOUT_MAX_MS}")
     return int(value)
 
 

@@ -143,8 +143,9 @@ class DispatchClient(Submits):
         `timeout` is in seconds from admission (None = the pool's default). `metadata` (scalars) is for operators and
         the cost rule and no part of the body. Of `more`, `request_id` names the request, `cost` is its estimated cost
         in units, `fairness_key` says for whom it is (the keys of one pool share it evenly), `priority` is its level
-        among those of its key (0 first to 3), `extra_body` is merged into the body last; everything else is a member
-        of the body (`temperature`, `tools`, ...).
+        among those of its key (0 first to 3), `max_wait` (seconds) is the longest it may be queued,
+        `wait_for_room=True` submits it again while its pool or group is full, within `timeout`, `extra_body` is merged
+        into the body last; everything else is a member of the body (`temperature`, `tools`, ...).
 
         Raises:
             InvalidRequest: an argument is wrong, cannot be JSON or is not finite; nothing was sent.

@@ -12,15 +12,18 @@ from dispatch.errors import InvalidRequest
 from dispatch.producer.options import DEFAULT_POOL, CallOptions, timeout_ms
 
 _OPTION_NAMES = frozenset(
-    {"pool", "metadata", "timeout", "cost", "request_id", "fairness_key", "priority", "extra_body"}
-)
+    {
+        "pool", "metadata", "timeout", "cost", "request_id", "fairness_key", "priority", "max_wait", "wait_for_room",
+        "extra_body",
+    }
+)  # fmt: skip
 
 
 def build_completion(arguments: Mapping[str, Any], *, stream: bool = False) -> tuple[Call, CallOptions]:
     """Make a chat completion call of the arguments of `complete()`, or of `stream()`.
 
-    `pool metadata timeout cost request_id fairness_key priority` become options; `messages`, `model` and every other
-    argument become members of the body in the order given, `extra_body`'s members last.
+    `pool metadata timeout cost request_id fairness_key priority max_wait wait_for_room` become options; `messages`,
+    `model` and every other argument become members of the body in the order given, `extra_body`'s members last.
 
     Raises:
         InvalidRequest: an argument is missing, wrong or cannot be JSON; names it.
@@ -41,6 +44,8 @@ def build_completion(arguments: Mapping[str, Any], *, stream: bool = False) -> t
         estimated_cost_units=arguments.get("cost"),
         fairness_key=arguments.get("fairness_key"),
         priority=arguments.get("priority"),
+        max_wait_ms=timeout_ms(arguments.get("max_wait"), "max_wait"),
+        wait_for_room=_flag(arguments, "wait_for_room"),
     )
     return read_call(Operation.CHAT_COMPLETIONS, encode_body(body)), options
 
@@ -91,6 +96,13 @@ def _not_finite(value: Any, path: str) -> str:
     elif isinstance(value, list | tuple):
         members = ((f"{path}[{at}]", item) for at, item in enumerate(value))
     return next((found for name, item in members if (found := _not_finite(item, name))), "")
+
+
+def _flag(arguments: Mapping[str, Any], name: str) -> bool:
+    value = arguments.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is {value!r}: True or False is expected", param=name, code="invalid_type")
+    return value
 
 
 def _metadata(metadata: Mapping[str, Scalar] | None) -> Mapping[str, Scalar]:

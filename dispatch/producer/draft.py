@@ -14,17 +14,17 @@ from dispatch.errors import (
     InvalidRequest,
     OutcomeUnknown,
     RequestInProgress,
-    RequestRefused,
     StateConflict,
 )
 from dispatch.fabric import functions
 from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.functions import Admission
 from dispatch.fabric.records import Exists, Refused, Submission
-from dispatch.fabric.schema import LIMITS, document, key
+from dispatch.fabric.schema import LIMITS, key
 from dispatch.producer.idempotency import KeyKind, fingerprint, key_hash
 from dispatch.producer.options import CallOptions, whole_units
 from dispatch.producer.request_ids import make_request_id
+from dispatch.producer.room import refused
 from dispatch.producer.session import Session
 from dispatch.telemetry.context import current_trace
 
@@ -98,6 +98,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         idempotency=idempotency,
         fingerprint=fingerprint(call, options.pool_id) if idempotency else "",
         detached=options.detached,
+        max_wait_ms=options.max_wait_ms,
     )
     body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
     return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None)
@@ -173,16 +174,7 @@ def refusal(draft: Draft, answer: Exists | Refused) -> DispatchError:
     """Make the error for a submit that was neither admitted nor answered with a stored reply."""
     if isinstance(answer, Exists):
         return _in_use(draft, answer)
-    meaning = document()["refusals"].get(answer.reason, "refused")
-    pool_id = draft.submission.pool_id
-    return RequestRefused(
-        answer.reason,
-        pool_id=pool_id,
-        value=answer.value,
-        limit=answer.limit,
-        retry_after_ms=answer.retry_after_ms,
-        message=f"refused ({answer.reason}): {meaning}; pool {pool_id!r}: {answer.value}, allowed {answer.limit}",
-    )
+    return refused(draft.submission.pool_id, answer)
 
 
 def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:

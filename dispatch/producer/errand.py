@@ -9,13 +9,14 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from dispatch.contract.reply import Reply, ReplyError, ReplyHead
-from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
+from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown, RequestRefused
 from dispatch.fabric.frames import Frame, decode_frame
 from dispatch.fabric.functions import Admission
 from dispatch.fabric.records import Admitted, Refused, Replayed
 from dispatch.producer.draft import Draft, refusal
 from dispatch.producer.inbox import Outcome, Slot
 from dispatch.producer.options import CallOptions, ClientOptions
+from dispatch.producer.room import NO_ROOM, pause_s
 
 GRACE_S = 2.0
 """How long after its deadline a request's reply may still be on its way."""
@@ -31,6 +32,9 @@ ASK_S = 0.1
 
 ASK_AGAIN_S = 0.5
 """Pause before it is asked after again."""
+
+LATE_S = 0.1
+"""A waiter that wakes later than this was held up by its own process, and so was whoever brings the replies."""
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 0.5
 """Pause between two attempts to submit, doubled each time."""
@@ -71,7 +75,12 @@ class Errand(Generic[SlotT, AttemptT]):
     slot: SlotT
     timeout_ms: int | None
     admission_s: float
+    waits_for_room: bool = False
+    refusals: int = 0
+    """How often it was refused for want of room."""
+    began: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.monotonic)
+    """When the present try to submit began; `began`: the first one."""
     asked: float = field(default_factory=time.monotonic)
     """From when on the server's silence counts."""
     attempt: AttemptT | None = None
@@ -110,7 +119,7 @@ class Errand(Generic[SlotT, AttemptT]):
         """Return what is left of the caller's timeout, at least 1; None = the pool's default."""
         if self.timeout_ms is None or self.attempt is None:
             return self.timeout_ms
-        return max(1, self.timeout_ms - int((time.monotonic() - self.started) * 1000))
+        return max(1, self.timeout_ms - int((time.monotonic() - self.began) * 1000))
 
     def judge(self, answer: Admission | DispatchError) -> float | None:
         """Return how many seconds the reply may take from now on; None = submit again after a pause.
@@ -135,6 +144,31 @@ class Errand(Generic[SlotT, AttemptT]):
             self.stored = False  # it expired before the submit came through
             return None
         raise refusal(self.draft, answer)
+
+    def room_in_s(self, refusal: RequestRefused) -> float:
+        """Return how long to wait before a new try after `refusal`, of which nothing is left in the group.
+
+        Raises:
+            RequestRefused: that one, if it will not pass, is not to be waited for, or the next try would come too late.
+        """
+        if not self.waits_for_room or refusal.reason not in NO_ROOM:
+            raise refusal
+        self.refusals += 1
+        pause = pause_s(refusal, self.refusals)
+        if (self.timeout_left_ms() or 0) <= pause * 1000:
+            raise refusal
+        self.stored = self.uncertain = False
+        self.started = self.asked = time.monotonic() + pause
+        return pause
+
+    def check(self) -> None:
+        """Make sure that it can still be answered.
+
+        Raises:
+            DispatchError: it cannot: the client was closed, or something else owns its name.
+        """
+        if self.slot.done() and isinstance(outcome := self.slot.result(), DispatchError):
+            raise outcome
 
     def overdue_in_s(self, reply_s: float) -> float:
         """Return in how many seconds the reply is overdue, if it may take `reply_s` (what `judge` returned)."""

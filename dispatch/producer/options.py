@@ -114,6 +114,10 @@ class CallOptions:
     `estimated_cost_units`); it is never part of the body. `admission_ms` None = the client's.
     `fairness_key` says for whom the call is: the keys of one pool share it evenly (None = one key for all without).
     `priority` orders the calls of one key: 0 first to 3, None = the usual (1); what waits long goes first anyway.
+    `max_wait_ms`: do not queue longer than this; a call that was not launched by then ends `expired` (None = its
+    deadline alone). `wait_for_room`: a call that is refused because pool or group is full is submitted again, as soon
+    as the refusal says or after growing pauses, until it is admitted. All that waiting counts as a part of
+    `timeout_ms`, which is needed; when the next try would come after it, the refusal is raised at once.
     `traceparent` None = that of the current OpenTelemetry span, if there is one.
     `detached`: nobody waits for the reply; the group keeps it to be fetched by the request's id.
     """
@@ -132,6 +136,8 @@ class CallOptions:
     traceparent: str | None = None
     tracestate: str | None = None
     detached: bool = False
+    max_wait_ms: int | None = None
+    wait_for_room: bool = False
 
     def __post_init__(self) -> None:
         _check_text_name("pool", self.pool_id)
@@ -143,18 +149,21 @@ class CallOptions:
         if self.priority is not None and (type(self.priority) is not int or not 0 <= self.priority <= PRIORITY_MAX):
             message = f"priority is {self.priority!r}: a whole number from 0 (first) to {PRIORITY_MAX} is allowed"
             raise InvalidRequest(message, param="priority", code="invalid_value")
-        for name, limit in (("timeout_ms", _TIMEOUT_MS_MAX), ("admission_ms", _TIMEOUT_MS_MAX)):
+        for name in ("timeout_ms", "admission_ms", "max_wait_ms"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value <= limit):
-                message = f"{name} is {value!r}: a whole number from 1 to {limit} is allowed"
+            if value is not None and (type(value) is not int or not 1 <= value <= _TIMEOUT_MS_MAX):
+                message = f"{name} is {value!r}: a whole number from 1 to {_TIMEOUT_MS_MAX} is allowed"
                 raise InvalidRequest(message, param=name, code="invalid_value")
+        if self.wait_for_room and self.timeout_ms is None:
+            message = "wait_for_room waits within the call's timeout, and none is given"
+            raise InvalidRequest(message, param="timeout", code="missing_required_parameter")
         whole_units("cost", self.estimated_cost_units)
         if self.metadata:
             _check_metadata(self.metadata)
 
 
-def timeout_ms(seconds: float | None) -> int | None:
-    """Return `seconds` as whole milliseconds, rounded up; None stays None.
+def timeout_ms(seconds: float | None, name: str = "timeout") -> int | None:
+    """Return `seconds` (the argument `name`) as whole milliseconds, rounded up; None stays None.
 
     Raises:
         InvalidRequest: no number, not finite, not above 0, or more than about 24 days.
@@ -164,8 +173,8 @@ def timeout_ms(seconds: float | None) -> int | None:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _TIMEOUT_MS_MAX / 1000:
         return math.ceil(seconds * 1000)
     raise InvalidRequest(
-        f"timeout is {seconds!r}: seconds above 0 and at most {_TIMEOUT_MS_MAX // 1000} are allowed",
-        param="timeout",
+        f"{name} is {seconds!r}: seconds above 0 and at most {_TIMEOUT_MS_MAX // 1000} are allowed",
+        param=name,
         code="invalid_value",
     )
 

@@ -19,7 +19,7 @@ from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
 from dispatch.producer.detached import Handle, detached, handle_of, handle_of_earlier
 from dispatch.producer.draft import make_draft, require_stream, require_whole
-from dispatch.producer.errand import ASK_AGAIN_S, admission_bound_s
+from dispatch.producer.errand import ASK_AGAIN_S, LATE_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.inheritance import keep_in_children
@@ -40,7 +40,6 @@ _log = structlog.get_logger(__name__)
 
 _CLOSE_POLL_S = 0.01
 LAST_DRAIN_S = 1.0
-_LATE_S = 0.1  # an event loop that is later than this has not had its turn at the replies, either
 _LOOK_AGAIN_S = 1.0
 
 
@@ -163,6 +162,7 @@ class QueuedPath:
             slot=slot,
             timeout_ms=options.timeout_ms,
             admission_s=admission_bound_s(options, self._options),
+            waits_for_room=options.wait_for_room,
         )
 
     async def begin(self, errand: AsyncErrand) -> float:
@@ -288,7 +288,7 @@ class QueuedPath:
         while True:
             began = time.monotonic()
             answered = await errand.slot.within(pause)
-            if time.monotonic() - began > pause + _LATE_S:  # while the loop was blocked the pump had no turn, either
+            if time.monotonic() - began > pause + LATE_S:  # while the loop was blocked the pump had no turn, either
                 until = max(until, time.monotonic() + LAST_DRAIN_S)
                 if not answered:
                     await self.catch_up()

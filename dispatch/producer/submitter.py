@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from dispatch.errors import DispatchError, FabricUnavailable
+from dispatch.errors import DispatchError, FabricUnavailable, RequestRefused
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.functions import Admission
 from dispatch.producer.bodies import BODIES_AT_ONCE
@@ -49,7 +49,13 @@ class Submitter:
         pause = RETRY_MIN_S
         while True:
             answer = await self._attempt(errand)
-            if (reply_s := errand.judge(answer)) is not None:
+            try:
+                reply_s = errand.judge(answer)
+            except RequestRefused as refusal:
+                await errand.slot.within(errand.room_in_s(refusal))
+                errand.check()
+                continue
+            if reply_s is not None:
                 return reply_s
             if errand.admission_left_s() <= pause:
                 raise errand.unanswered(answer)

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from dispatch.contract import Call, Operation, RequestEnvelope
 from dispatch.errors import InvalidRequest, RequestRefused, StateConflict
 from dispatch.fabric.records import Exists, Refused
-from dispatch.fabric.schema import LIMITS
+from dispatch.fabric.schema import LIMITS, document
 from dispatch.producer.draft import Draft, make_draft, refusal, require_stream, require_whole
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.session import Session
@@ -123,7 +123,16 @@ def test_refusals_carry_their_facts() -> None:
     assert (error.reason, error.pool_id, error.value, error.limit, error.retry_after_ms) == (
         "pool_full", "a", 10, 10, 1500,
     )  # fmt: skip
-    assert "the pool holds max_queue_depth requests" in str(error)
+    assert (error.pool, error.depth, error.retry_after) == ("a", 10, 1.5)
+    assert str(error) == (
+        "refused (pool_full): 10 requests wait in pool 'a', 10 are allowed (max_queue_depth); nothing was queued: try "
+        "again in 2 s, or use another pool"
+    )
+    for reason in document()["refusals"]:
+        told = str(refusal(draft(pool_id="a"), Refused(reason, 3, 2, None)))
+        assert f"refused ({reason}): " in told
+        assert "'a'" in told or reason == "id_conflict", told
+        assert "{" not in told
     assert isinstance(refusal(draft(request_id="r"), Exists("leased", "r")), StateConflict)
 
 
