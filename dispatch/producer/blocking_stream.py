@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from dispatch.contract import Call, Reply
 from dispatch.contract.chunk import Chunk
 from dispatch.errors import DispatchError, StateConflict
-from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S
+from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S, LATE_S
 from dispatch.producer.inbox import Outcome
 from dispatch.producer.intake import Intake
 from dispatch.producer.options import CallOptions
@@ -158,7 +158,8 @@ class BlockingQueuedStream:
 
     def _end(self) -> list[Chunk]:
         slot = self._slot
-        if not slot.done():  # a process that stood still goes on with all threads: the pump gets its turn first
+        late = time.monotonic() > self._waiting.end + LATE_S
+        if late and not slot.done():  # a process that stood still goes on with all threads: first the pump's turn
             slot.wait(_LAST_ROUND_S)
         outcome = slot.result() if slot.done() else None
         if chunks := slot.take():

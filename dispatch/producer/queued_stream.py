@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dispatch.contract import Call, Reply
 from dispatch.contract.chunk import Chunk
 from dispatch.errors import DispatchError
-from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S
+from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S, LATE_S
 from dispatch.producer.inbox import Outcome
 from dispatch.producer.intake import Intake
 from dispatch.producer.options import CallOptions
@@ -102,7 +102,8 @@ class QueuedStream:
             await self._slot.within(min(until, self._ask_at, self._until) - now)
 
     async def _end(self) -> list[Chunk]:
-        if not self._slot.done():  # the reader may have been late, and the event loop with it
+        late = time.monotonic() > self._until + LATE_S
+        if late and not self._slot.done():  # the reader may have been late, and the event loop with it
             await self._path.catch_up()
             if chunks := self._slot.take():
                 return chunks

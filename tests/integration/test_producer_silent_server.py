@@ -15,6 +15,7 @@ import redis
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
+from dispatch.producer.client import DispatchClient as AsyncClient
 from dispatch.sync import DispatchClient
 from tests.support.echo_gateway import EchoGateway
 from tests.support.producing import MESSAGES, eye, wide_group
@@ -23,6 +24,7 @@ from tests.support.valkey import ValkeyProcess
 
 TIMEOUT_S = 1.0
 LATEST_S = TIMEOUT_S + 2.0
+LAST_LOOK_S = 0.9
 SLOW_MACHINE_S = 2.0
 """A call that waits for the server's answer without a bound of its own takes five seconds at least, and often ten."""
 
@@ -52,14 +54,67 @@ def test_callers_of_queued_requests_are_told_in_time_though_the_server_stands_st
     group = wide_group(server.url)
     with DispatchClient(server.url, fabric_group=group, close_ms=200) as client, ThreadPoolExecutor(8) as threads:
         calls = [threads.submit(outcome, client) for _ in range(8)]
-        with eye(server.url) as watcher:  # no gateway: they wait
-            while watcher.zcard(f"{{{group}}}:zset:llm:deadlines") < len(calls):
-                time.sleep(0.01)
+        until_queued(server, group, len(calls))  # no gateway: they wait
         server.pause()
         outcomes = [call.result() for call in calls]
         server.resume()
     assert {type(error) for error, _ in outcomes} == {OutcomeUnknown}
     assert max(took_s for _, took_s in outcomes) < LATEST_S + SLOW_MACHINE_S
+
+
+def test_readers_of_streams_are_told_in_time_though_the_server_stands_still_at_their_deadline(
+    start_valkey: Callable[..., ValkeyProcess],
+) -> None:
+    """Not a second later to look once more: that is for who was held up by its own process."""
+    server = start_valkey()
+    group = wide_group(server.url)
+
+    def read(client: DispatchClient, after_s: float) -> float:
+        time.sleep(after_s)
+        started = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            next(client.stream(model="m", messages=MESSAGES, timeout=TIMEOUT_S))
+        return time.monotonic() - started
+
+    with DispatchClient(server.url, fabric_group=group, close_ms=200) as client, ThreadPoolExecutor(9) as threads:
+        readers = [threads.submit(read, client, number / 20) for number in range(9)]
+        until_queued(server, group, len(readers))
+        server.pause()
+        took_s = [reader.result() for reader in readers]
+        server.resume()
+    assert min(took_s) < LATEST_S + LAST_LOOK_S
+    assert max(took_s) < LATEST_S + LAST_LOOK_S + SLOW_MACHINE_S
+
+
+@pytest.mark.anyio
+async def test_the_same_holds_for_readers_of_asynchronous_streams(start_valkey: Callable[..., ValkeyProcess]) -> None:
+    server = start_valkey()
+    group = wide_group(server.url)
+    took_s: list[float] = []
+
+    async def read(client: AsyncClient, after_s: float) -> None:
+        await anyio.sleep(after_s)
+        started = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            await anext(client.stream(model="m", messages=MESSAGES, timeout=TIMEOUT_S))
+        took_s.append(time.monotonic() - started)
+
+    async with AsyncClient(server.url, fabric_group=group, close_ms=200) as client:
+        async with anyio.create_task_group() as tasks:
+            for number in range(9):
+                tasks.start_soon(read, client, number / 20)
+            await anyio.to_thread.run_sync(until_queued, server, group, 9)
+            server.pause()
+        server.resume()
+    assert min(took_s) < LATEST_S + LAST_LOOK_S
+    assert max(took_s) < LATEST_S + LAST_LOOK_S + SLOW_MACHINE_S
+
+
+def until_queued(server: ValkeyProcess, group: str, count: int) -> None:
+    """Wait until so many requests are in the group."""
+    with eye(server.url) as watcher:
+        while watcher.zcard(f"{{{group}}}:zset:llm:deadlines") < count:
+            time.sleep(0.01)
 
 
 @pytest.mark.anyio
@@ -79,9 +134,8 @@ async def test_replies_are_not_held_up_by_asking_what_became_of_many_requests(
                 calls = [
                     threads.submit(client.complete, model="m", messages=MESSAGES, timeout=60) for _ in range(count)
                 ]
+                until_queued(valkey, group, count)
                 with eye(valkey.url) as watcher:
-                    while watcher.zcard(f"{{{group}}}:zset:llm:deadlines") < count:
-                        time.sleep(0.01)
                     asked = reads(watcher)
                     proxy.cut()
                     proxy.delay_s = 0.05
