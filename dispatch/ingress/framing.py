@@ -16,7 +16,7 @@ from dispatch.contract.answers import Problem, rejected
 
 _BAD = HTTPStatus.BAD_REQUEST
 _LINES = re.compile(
-    rb"(?:\r\n)*+([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]++) HTTP/1\.([01])\r\n"
+    rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]++) HTTP/1\.([01])\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n"
 )
 _LENGTH = re.compile(rb"[0-9]{1,15}")
@@ -103,6 +103,9 @@ class Framing:
 
     def _take_head(self, data: bytes) -> tuple[bytes, bytes]:
         """Return a whole head and what follows it; nothing while it is not complete."""
+        if self._head == b"\r":  # perhaps the first half of an empty line
+            data = b"\r" + data
+            self._head.clear()
         if not self._head:  # empty lines before a request are allowed, not for ever
             blank = _BLANK.match(data)
             assert blank is not None  # matches nothing, too  # noqa: S101 - for the type checker
