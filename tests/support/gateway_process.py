@@ -26,8 +26,11 @@ class GatewayProcess:
         self._log = Path(tempfile.mkstemp(prefix="gateway-", suffix=".log")[1])
 
     async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+        try:
+            return await self.start()
+        except BaseException:
+            self.close()
+            raise
 
     async def __aexit__(self, *_exception: object) -> None:
         self.close()
