@@ -216,3 +216,36 @@ def test_keyed_request_that_was_retried_and_dropped_keeps_its_reply(history: His
     history.producer_lives("u")
     history.submit(replace(keyed, request_id="again", nonce="again"))
     history.agree()
+
+
+def test_retry_that_comes_due_before_any_sleeper_looks_wakes_one(history: History) -> None:
+    history.configure(document({"a": RETRIED | {"retry_base_ms": 1, "retry_cap_ms": 1}}))
+    submit(history, "a", 1)
+    history.claim("g0", 1)
+    history.claim("g1", 1)  # finds nothing and sleeps
+    history.agree()
+    fail(history, verdict=r.Verdict.NEUTRAL, hold_ms=3_000)
+    history.agree()
+    assert history.eye.tokens == 1
+
+
+def test_endpoint_that_comes_back_before_any_sleeper_looks_wakes_one(history: History) -> None:
+    history.configure(
+        document({"a": {"endpoint": "e"}}, endpoints={"e": ILL | {"open_ms": 3_000, "max_concurrent": 1}})
+    )
+    submit(history, "a", 1, 1)
+    history.claim("g0", 1)
+    history.claim("g1", 1)
+    fail(history, retryable=False)
+    history.agree()
+    assert history.eye.tokens == 1
+
+
+def test_retries_of_the_last_window_count_in_the_next_as_far_as_it_reaches_back(history: History) -> None:
+    history.configure(document({"a": RETRIED}, retry_budget_percent=0, retry_budget_min_per_s=1))
+    for windows in (0, 1, 1, 2):
+        history.budget_window_passes(windows)
+        submit(history, "a", *[1] * 12)
+        history.claim("g0", 12)
+        fail(history, verdict=r.Verdict.NEUTRAL)
+        history.agree()
