@@ -92,7 +92,7 @@ def answering(answer: Reply) -> Callable[[Call, CallOptions], Awaitable[Reply]]:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
+async def serving(app: Any, protocol: type[HttpProtocol] = HttpProtocol) -> AsyncIterator[int]:
     """Serve an ASGI application as the gateway process does; yields the port on 127.0.0.1.
 
     Without the server's main loop, which only ticks, and without its signal handlers, which belong to pytest here.
@@ -100,7 +100,7 @@ async def serving(app: Any) -> AsyncIterator[int]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=HttpProtocol, ws="none", lifespan="on", access_log=False, log_config=None, server_header=False
+        app, http=protocol, ws="none", lifespan="on", access_log=False, log_config=None, server_header=False
     )
     config.load()
     server = uvicorn.Server(config)
