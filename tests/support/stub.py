@@ -213,7 +213,8 @@ class _Wire(asyncio.Protocol):
             while not self._seen.closed_by and await self._one():
                 pass
         finally:
-            self._transport.abort()
+            if not self._seen.closed.is_set():  # a transport that is through with closing does not bear it
+                self._transport.abort()
 
     async def _one(self) -> bool:
         script = self._stub.choose(None) if self._is_scripted_early() else None
