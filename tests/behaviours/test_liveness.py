@@ -12,6 +12,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from dispatch.contract import Reply
+from dispatch.errors import OutcomeUnknown
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Outcome, Settlement
 from dispatch.fabric.schema import key
@@ -142,18 +144,16 @@ async def test_a_callback_that_blocks_does_not_stop_the_heartbeat(valkey: Valkey
     assert_settled(valkey.url, group)
 
 
-@pytest.mark.parametrize("blocked_s", [2.53, 3.0], ids=["until just after", "for longer"])  # than 0.5 s and the grace
-async def test_replies_that_came_while_the_event_loop_was_blocked_are_handed_over(
-    valkey: ValkeyProcess, blocked_s: float
-) -> None:
-    group = wide_group(valkey.url)
-    hand = ByHand(valkey.url, group)
-    async with DispatchClient(valkey.url, fabric_group=group) as client:
+async def lengths_of_replies_after_a_block(url: str, blocked_s: float) -> list[int] | OutcomeUnknown:
+    """Block the event loop while a small and a large reply come in time; returns what their callers get."""
+    group = wide_group(url)
+    hand = ByHand(url, group)
+    async with DispatchClient(url, fabric_group=group) as client:
         calls = [
             asyncio.create_task(client.complete(model="m", messages=MESSAGES, request_id=name, timeout=0.5))
             for name in ("small", "large")
         ]
-        await until(lambda: section(valkey.url, group, "group")["pending"] == 2)
+        await until(lambda: section(url, group, "group")["pending"] == 2)
         hand.connection.put(key(group, "reply_body", id="large"), b"x" * 100_000, ttl_ms=60_000)
         items = [
             Settlement(
@@ -162,11 +162,26 @@ async def test_replies_that_came_while_the_event_loop_was_blocked_are_handed_ove
             )
             for lease in hand.claim(2)
         ]  # fmt: skip
-        # In time; all that follows is this process's own doing.
         hand.run(f.lease_settle("g", "g/1", nonce="n", want=0, items=items))
+        hand.close()
         time.sleep(blocked_s)  # noqa: ASYNC251 - a callback that blocks is what this is about
-        assert [len(reply.body) for reply in await asyncio.gather(*calls)] == [0, 100_000]
-    hand.close()
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+    lost = [reply for reply in replies if isinstance(reply, BaseException)]
+    if lost:
+        assert isinstance(lost[0], OutcomeUnknown), lost
+        return lost[0]
+    return [len(reply.body) for reply in replies if isinstance(reply, Reply)]
+
+
+@pytest.mark.parametrize("blocked_s", [2.53, 3.0], ids=["until just after", "for longer"])  # than 0.5 s and the grace
+async def test_replies_that_came_while_the_event_loop_was_blocked_are_handed_over(
+    valkey: ValkeyProcess, blocked_s: float
+) -> None:
+    for _ in range(3):  # they are looked for within a second, which may be too short on a very busy machine
+        found = await lengths_of_replies_after_a_block(valkey.url, blocked_s)
+        if isinstance(found, list):
+            break
+    assert found == [0, 100_000]
 
 
 def test_an_outage_longer_than_a_marker_lives_is_not_death_however_long_leases_are(
