@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["scripts/setup", "scripts/dev", "scripts/test", "scripts/check", "scripts/with-docker", ".ci/run"]
+BENCHMARKS = ["scripts/bench/engine", "scripts/bench/fabric", "scripts/bench/ingress"]
+SCRIPTS = [
+    "scripts/setup", "scripts/dev", "scripts/test", "scripts/check", "scripts/with-docker", ".ci/run", *BENCHMARKS,
+]  # fmt: skip
 
 STAND_IN = r"""#!/bin/bash
 case "$1 $2" in
