@@ -71,8 +71,8 @@ def test_the_operators_lines_work_one_after_the_other(
         assert done.code == (1 if words[1:3] == ["config", "diff"] else 0), (words, done)
 
 
-def test_the_curl_line_works(running: DevRun) -> None:
-    [line] = [block for block in blocks("sh") if block.startswith("curl ")]
+@pytest.mark.parametrize("line", [block for block in blocks("sh") if block.startswith("curl ")])
+def test_the_curl_lines_work(running: DevRun, line: str) -> None:
     line = line.replace("http://127.0.0.1:8080", running.gateways[0].removesuffix("/v1"))
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=20, check=True)
     assert '"choices"' in done.stdout
