@@ -81,19 +81,20 @@ class Submitter:
         stored: Promise[DispatchError | None] = Promise()
 
         async def put() -> None:
-            try:
-                await self._connection.put(body_key, errand.draft.body, ttl_ms=BODY_TTL_MS)
-            except DispatchError as error:  # as itself, not inside a group of errors
-                stored.set_result(error)
-                return
+            async with self._bodies:
+                if self._heard > errand.asked:  # those in front were answered: from now on it is our turn to be
+                    errand.asked = time.monotonic()
+                try:
+                    await self._connection.put(body_key, errand.draft.body, ttl_ms=BODY_TTL_MS)
+                except DispatchError as error:  # as itself, not inside a group of errors
+                    stored.set_result(error)
+                    return
             errand.stored = True
             self._heard = time.monotonic()
             stored.set_result(None)
 
-        async with self._bodies, anyio.create_task_group() as tasks:
-            if self._heard > errand.asked:  # those in front were answered: from now on it is our turn to be
-                errand.asked = time.monotonic()
-            tasks.start_soon(put)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(put)  # a server that does not answer those in front answers nobody: the wait counts
             await self._unless_silent(errand, stored)
             tasks.cancel_scope.cancel()
         return stored.result() if stored.done() else FabricUnavailable("Valkey did not answer in time")
@@ -104,6 +105,10 @@ class Submitter:
             # A busy event loop looks like a silent server: see first what has come meanwhile.
             if await answer.within(errand.admission_left_s()) or await answer.within(_LATE_S):
                 return answer.result()
-            if self._heard <= errand.asked or errand.overdue():
+            if errand.overdue():
+                return None
+            if errand.admission_left_s() > 0:  # its turn has come meanwhile
+                continue
+            if self._heard <= errand.asked:
                 return None
             errand.asked = self._heard

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import anyio
 import anyio.from_thread
@@ -15,7 +16,9 @@ import redis
 from dispatch.errors import DispatchError, FabricUnavailable, OutcomeUnknown
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
+from dispatch.producer.bodies import BODIES_AT_ONCE
 from dispatch.producer.client import DispatchClient as AsyncClient
+from dispatch.producer.options import ClientName
 from dispatch.sync import DispatchClient
 from tests.support.echo_gateway import EchoGateway
 from tests.support.producing import MESSAGES, eye, wide_group
@@ -108,6 +111,27 @@ async def test_the_same_holds_for_readers_of_asynchronous_streams(start_valkey: 
         server.resume()
     assert min(took_s) < LATEST_S + LAST_LOOK_S
     assert max(took_s) < LATEST_S + LAST_LOOK_S + SLOW_MACHINE_S
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["glide", "redis"])
+async def test_a_large_body_does_not_wait_behind_others_that_a_silent_server_does_not_take(
+    name: ClientName, start_valkey: Callable[..., ValkeyProcess]
+) -> None:
+    server = start_valkey()
+    large = [{"role": "user", "content": "x" * 10_000}]
+    async with AsyncClient(server.url, fabric_group=wide_group(server.url), client=name, close_ms=200) as client:
+        server.pause()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2 * BODIES_AT_ONCE):
+                tasks.start_soon(partial(client.complete, model="m", messages=large, timeout=60))
+            await anyio.wait_all_tasks_blocked()
+            started = time.monotonic()
+            with pytest.raises(FabricUnavailable):
+                await client.complete(model="m", messages=large, timeout=TIMEOUT_S)
+            assert time.monotonic() - started < LATEST_S + SLOW_MACHINE_S
+            tasks.cancel_scope.cancel()
+        server.resume()
 
 
 def until_queued(server: ValkeyProcess, group: str, count: int) -> None:
