@@ -108,7 +108,9 @@ class _Process:
                 self._started = True
             if self._started:
                 waits = Waits(client.estimate)
-                state = IngressState(client=client, gateway=self._gateway, authority=authority, waits=waits)
+                state = IngressState(
+                    client=client, gateway=self._gateway, authority=authority, waits=waits, connection=connection
+                )
                 await self._serve_until_stopped(client, self._server(state), mode)
 
     async def _serve_until_stopped(self, client: DispatchClient, server: _HttpServer, mode: KeysMode) -> None:

@@ -1,8 +1,8 @@
 """The OpenAI-compatible HTTP front of a gateway process, as an ASGI application.
 
 `POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses` and `GET /v1/models`, each also under
-`/pools/{pool}`; `GET /healthz` (the process lives) and `GET /readyz` (it takes calls). There is no middleware: it would
-hide from a waiting call that its client has gone. Every error is an OpenAI error body.
+`/pools/{pool}`; `GET /healthz` (the process lives) and `GET /readyz` (it takes calls); the control API at `/api/v1`.
+There is no middleware: it would hide from a waiting call that its client has gone. Every error is an OpenAI error body.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dispatch.errors import DispatchError
 from dispatch.ingress.authority import Role
 from dispatch.ingress.body import Held
 from dispatch.ingress.calls import CallRoute
+from dispatch.ingress.control import BASE as CONTROL
+from dispatch.ingress.control import create_control
 from dispatch.ingress.models import ModelList
 from dispatch.ingress.readiness import readiness
 from dispatch.ingress.state import IngressState
@@ -84,6 +86,8 @@ def create_app(state: IngressState) -> FastAPI:
         ready, body = await readiness(state.gateway, state.settings.ready_timeout_s)
         return Response(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, media_type=JSON)
 
+    if state.connection is not None:
+        app.mount(CONTROL, create_control(state, held))
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     return app

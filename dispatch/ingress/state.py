@@ -7,9 +7,11 @@ from typing import Protocol
 
 from dispatch.backend.endpoint import Endpoint
 from dispatch.contract import Call, Reply
+from dispatch.fabric.connection import Connection
 from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.authority import Authority
 from dispatch.ingress.waits import Waits
+from dispatch.producer.detached import Handle
 from dispatch.producer.options import CallOptions
 from dispatch.producer.served import ServingTimes
 from dispatch.producer.streaming import ChunkStream
@@ -31,6 +33,14 @@ class Caller(Protocol):
 
         Raises:
             DispatchError: it cannot be queued.
+        """
+        ...
+
+    async def submit_call(self, call: Call, options: CallOptions) -> Handle:
+        """Queue `call` to be fetched later.
+
+        Raises:
+            DispatchError: it was not admitted.
         """
         ...
 
@@ -66,7 +76,8 @@ class IngressSettings:
     `body_idle_s` and `body_total_s` bound the pauses and the whole of an upload.
     `drain_max_bytes` and `drain_max_s` bound what is read of a body after it was refused, so that a client that still
     sends gets to read why. `streams`: when the head of a stream goes out, and its keep-alives.
-    `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`.
+    `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`,
+    `control_timeout_s` each question of the control API; its event streams look at the group every `events_every_s`.
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024
@@ -79,6 +90,8 @@ class IngressSettings:
     streams: ServingTimes = field(default_factory=ServingTimes)
     models_timeout_s: float = 5.0
     ready_timeout_s: float = 0.5
+    control_timeout_s: float = 2.0
+    events_every_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +99,7 @@ class IngressState:
     """Everything the front works with.
 
     `authority` knows who may do what; without one nobody is asked for a key. `waits` knows how long pools make requests
-    wait.
+    wait. `connection` leads to the gateway's group; without one there is no control API.
     """
 
     client: Caller
@@ -94,3 +107,4 @@ class IngressState:
     authority: Authority = field(default_factory=Authority)
     waits: Waits = field(default_factory=Waits)
     settings: IngressSettings = field(default_factory=IngressSettings)
+    connection: Connection | None = None
