@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from dispatch.config import GatewaySettings
 from dispatch.fabric import functions
+from dispatch.fabric.api_keys import Grant, NewKey, new_key
+from dispatch.fabric.connecting import connect
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.gateway import Gateway
 from dispatch.ingress import IngressSettings, IngressState, create_app
+from dispatch.ingress.authority import Authority, KeysMode
+from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
 from tests.support.front import serving
 from tests.support.groups import configure, default_document, unique_group
@@ -61,6 +65,19 @@ class Stack:
         """Return how many requests were ever admitted."""
         return sum(row["submitted"] for row in self.section("pools")["rows"])
 
+    def create_key(self, **grant: Any) -> NewKey:
+        """Create a key in the group."""
+        key = new_key(Grant(**({"name": "one"} | grant)))
+        with BlockingConnection(self.valkey_url) as connection:
+            call = functions.key_change("create", key.key_id, key.record, actor="test")
+            assert connection.run(self.group, call) == "CREATED"
+        return key
+
+    def revoke_key(self, key: NewKey) -> None:
+        """Revoke a key of the group."""
+        with BlockingConnection(self.valkey_url) as connection:
+            assert connection.run(self.group, functions.key_change("revoke", key.key_id, actor="test")) == "REVOKED"
+
     def leases(self) -> int:
         """Return how many leases there are."""
         with eye(self.valkey_url) as client:
@@ -74,17 +91,28 @@ async def stack(
     *,
     settings: IngressSettings | None = None,
     through: str | None = None,
+    keys: KeysMode = "off",
     **document: Any,
 ) -> AsyncIterator[Stack]:
     """Start a stack on a group of its own; `document` = changes to its config.
 
-    `through`: the URL by which gateway and client reach Valkey, if that is another way than the test's own.
+    `through`: the URL by which gateway and client reach Valkey, if that is another way than the test's own. `keys`: how
+    keys are asked for.
     """
     group = unique_group()
     configure(valkey_url, group, default_document(endpoint_url) | document)
     way = through or valkey_url
     gateway = Gateway(GatewaySettings(valkey_url=way, fabric_group=group, drain_timeout_ms=500))
-    async with gateway, DispatchClient(way, fabric_group=group, close_ms=200) as client:
-        state = IngressState(client=client, gateway=gateway, settings=settings or IngressSettings())
-        async with serving(create_app(state)) as port:
-            yield Stack(valkey_url, group, port, gateway, client)
+    async with AsyncExitStack() as exits:
+        await exits.enter_async_context(gateway)
+        client = await exits.enter_async_context(DispatchClient(way, fabric_group=group, close_ms=200))
+        connection = await connect(way)
+        exits.push_async_callback(connection.aclose)
+        authority = Authority(lambda: connection.run(group, functions.key_read()), keys)
+        exits.push_async_callback(authority.aclose)
+        state = IngressState(
+            client=client, gateway=gateway, authority=authority, waits=Waits(client.estimate),
+            settings=settings or IngressSettings(),
+        )  # fmt: skip
+        port = await exits.enter_async_context(serving(create_app(state)))
+        yield Stack(valkey_url, group, port, gateway, client)
