@@ -21,16 +21,22 @@ class Background:
     def __init__(self, name: str) -> None:
         self._name = name
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
+        self._started = False
         self._thread: threading.Thread | None = None
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do `work` when what came before it is done. Returns at once."""
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+        """Do `work` when what came before it is done. Returns at once.
+
+        From any place, also from a finaliser: those run wherever a thread stands, in the middle of this, too.
+        """
         self._work.put(work)
+        with self._starting:
+            if self._started:
+                return
+            self._started = True
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """End after what is under way; waits for that at most a second."""

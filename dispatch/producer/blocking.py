@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -20,11 +20,12 @@ from dispatch.fabric.patience import answered_within
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library_blocking
 from dispatch.producer.background import Background
+from dispatch.producer.blocking_errand import BlockingErrand, Submit, Waiting
 from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.blocking_stream import BlockingQueuedStream
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
 from dispatch.producer.draft import BODY_TTL_MS, make_draft, require_stream, require_whole
-from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, Errand, admission_bound_s
+from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, admission_bound_s
 from dispatch.producer.farewell import FAREWELL_S, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.intake import Reservoir
@@ -41,48 +42,6 @@ _CLOSE_POLL_S = 0.01
 _LATE_S = 0.1
 _LAST_ROUND_S = 1.0
 _ASK_S = 1.0
-
-
-@dataclass(slots=True)
-class Submit:
-    """One submit of a blocking caller: it is sent at once, and answered unless the call was interrupted."""
-
-    answer: Admission | DispatchError | None = None
-    sent: bool = True
-    sent_at: float = field(default_factory=time.monotonic)
-
-    def withdraw(self) -> bool:
-        """Refuse: it is sent."""
-        return False
-
-    def answered(self) -> Admission | DispatchError | None:
-        """Return the answer, None if the call was interrupted."""
-        return self.answer
-
-
-class BlockingErrand(Errand["Future[Outcome]", Submit]):
-    """The errand of a thread."""
-
-    __slots__ = ()
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A request that was admitted.
-
-    On the monotonic clock: `until` = when its reply is overdue and `finish` asks for it, `end` = when that gives up.
-    `left` = its caller has been let go; whatever is still to be done about it is under way.
-    """
-
-    errand: BlockingErrand
-    until: float = 0.0
-    end: float = 0.0
-    left: bool = False
-
-    @property
-    def ready(self) -> Future[Outcome]:
-        """Done when there is an outcome to take with `finish`."""
-        return self.errand.slot
 
 
 class BlockingQueuedPath:
@@ -325,6 +284,10 @@ class BlockingQueuedPath:
                     return slot.result() if late_s > _LATE_S and wait([slot], _LAST_ROUND_S).done else None
             self.ask_after_overdue()
             left = min(ASK_AGAIN_S, waiting.end - time.monotonic())
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Do `work` in the background; from any place, also from a finaliser."""
+        self._background.soon(work)
 
     def ask_after_overdue(self) -> None:
         """Have the group end what is past its deadline, soon."""

@@ -93,9 +93,8 @@ class BlockingDirectStream:
             self._in_loop(self._leave)
 
     def leave_soon(self) -> None:
-        """The same without waiting for it."""
-        with suppress(RuntimeError):  # the loop has ended, and the stream with it
-            self._portal.start_task_soon(self._leave)
+        """The same without waiting for it; from any place, also from a finaliser."""
+        self._stream.leave_soon()
 
     async def _leave(self) -> None:
         self._stream.leave()

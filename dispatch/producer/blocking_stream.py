@@ -83,7 +83,7 @@ class BlockingSource(Protocol):
         ...
 
     def leave_soon(self) -> None:
-        """The same without waiting for a server; from any thread."""
+        """The same in the background; from any place, also from a finaliser."""
         ...
 
 
@@ -151,10 +151,9 @@ class BlockingQueuedStream:
             self._path.leave(self._waiting)
 
     def leave_soon(self) -> None:
-        """The same, in the background."""
+        """The same in the background; from any place, also from a finaliser, which must not wait for any lock."""
         if self._begun:
-            self._slot.close()
-            self._path.leave_soon(self._waiting)
+            self._path.soon(self.leave)
 
     def _end(self) -> list[Chunk]:
         slot = self._slot

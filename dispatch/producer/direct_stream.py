@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dispatch.backend.streaming import BackendStream
@@ -82,6 +83,12 @@ class DirectStream:
         """Stop reading: the connection is closed, so that the endpoint stops. Repeatable."""
         if self._task is not None:
             self._task.cancel()
+
+    def leave_soon(self) -> None:
+        """The same from any place, also from a finaliser."""
+        if self._task is not None:
+            with suppress(RuntimeError):  # the loop has ended, and the stream with it
+                self._task.get_loop().call_soon_threadsafe(self.leave)
 
     async def _run(self) -> Execution:
         async with self._stream as stream:

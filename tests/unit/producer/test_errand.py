@@ -9,7 +9,7 @@ import pytest
 
 from dispatch.contract import Call, Operation
 from dispatch.fabric.records import Admitted
-from dispatch.producer.blocking import BlockingErrand, Submit
+from dispatch.producer.blocking_errand import BlockingErrand, Submit
 from dispatch.producer.draft import make_draft
 from dispatch.producer.errand import GRACE_S
 from dispatch.producer.options import CallOptions, ClientOptions
