@@ -31,7 +31,7 @@ from dispatch.ingress.state import IngressState
 from dispatch.ingress.streams import StreamWriter
 from dispatch.producer.call_headers import Headers, call_options, caller_request_id, check_form, collect
 from dispatch.producer.options import CallOptions
-from dispatch.producer.served import ServedStream
+from dispatch.producer.served import ServedStream, ServingTimes
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,9 @@ class CallRoute:
         self, incoming: _Incoming, send: Send, call: Call, options: CallOptions
     ) -> tuple[Answer, str] | None:
         stream = self._state.client.stream_call(call, options)
-        served = ServedStream(call.operation, options.pool_id, self._state.settings.streams)
+        settings = self._state.settings
+        times = ServingTimes(head_s=settings.stream_head_s, keep_alive_s=settings.stream_keep_alive_s)
+        served = ServedStream(call.operation, options.pool_id, times)
         writer = StreamWriter(stream, served, options.caller_request_id)
         answer = await _while_connected(incoming.receive, lambda: writer.write(send))
         return None if answer is None else (answer, stream.request_id)

@@ -13,7 +13,6 @@ from dispatch.ingress.authority import Authority
 from dispatch.ingress.waits import Waits
 from dispatch.producer.detached import Handle
 from dispatch.producer.options import CallOptions
-from dispatch.producer.served import ServingTimes
 from dispatch.producer.streaming import ChunkStream
 
 
@@ -75,9 +74,10 @@ class IngressSettings:
     the time that it takes at `upload_rate` (bytes a second) on top.
     `body_idle_s` and `body_total_s` bound the pauses and the whole of an upload.
     `drain_max_bytes` and `drain_max_s` bound what is read of a body after it was refused, so that a client that still
-    sends gets to read why. `streams`: when the head of a stream goes out, and its keep-alives.
-    `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`,
-    `control_timeout_s` each question of the control API; its event streams look at the group every `events_every_s`.
+    sends gets to read why.
+    `stream_head_s`: when the head of a stream goes out at the latest, from when its request began to run;
+    `stream_keep_alive_s`: how long nothing may be written after it.
+    `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`.
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024
@@ -87,7 +87,8 @@ class IngressSettings:
     body_total_s: float = 120.0
     drain_max_bytes: int = 64 * 1024 * 1024
     drain_max_s: float = 30.0
-    streams: ServingTimes = field(default_factory=ServingTimes)
+    stream_head_s: float = 15.0
+    stream_keep_alive_s: float = 12.0
     models_timeout_s: float = 5.0
     ready_timeout_s: float = 0.5
     control_timeout_s: float = 2.0

@@ -16,7 +16,6 @@ from dispatch.fabric import functions
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.ingress import IngressSettings
 from dispatch.producer.client import DispatchClient
-from dispatch.producer.served import ServingTimes
 from tests.support.leftovers import counters_above_zero, endings_by_request
 from tests.support.producing import MESSAGES, until
 from tests.support.stack import Stack, stack
@@ -31,7 +30,7 @@ BODY = b'{"model":"m","messages":[],"stream":true}'
 ONE, TWO, STOP = data(chunk("one")), data(chunk("two")), data(chunk(None, "stop"))
 HALF = b'data: {"id":"c1","choi'
 ONE_SLOT = {"pools": [{"pool_id": "default", "quantum": 1, "max_concurrent": 1}]}
-QUICK = IngressSettings(streams=ServingTimes(head_s=0.3, keep_alive_s=0.2))
+QUICK = IngressSettings(stream_head_s=0.3, stream_keep_alive_s=0.2)
 
 
 def script(*steps: Step | bytes, head: bytes = HEAD) -> Script:

@@ -13,7 +13,6 @@ import pytest
 from dispatch.contract.event_stream import DONE, KEEP_ALIVE
 from dispatch.ingress import IngressSettings, IngressState, create_app
 from dispatch.producer.client import DispatchClient
-from dispatch.producer.served import ServingTimes
 from tests.support.fake_group import GROUP, FakeGroup, Lost
 from tests.support.front import FakeGateway, serving
 from tests.support.producing import until
@@ -23,7 +22,7 @@ from tests.support.wire import Wire
 pytestmark = pytest.mark.anyio
 
 BODY = b'{"model":"m","messages":[],"stream":true}'
-QUICK = ServingTimes(head_s=0.3, keep_alive_s=0.2)
+QUICK = IngressSettings(stream_head_s=0.3, stream_keep_alive_s=0.2)
 
 
 class Front:
@@ -41,11 +40,10 @@ class Front:
 
 
 @asynccontextmanager
-async def front(times: ServingTimes = ServingTimes(), **options: Any) -> AsyncIterator[Front]:  # noqa: B008 - frozen
+async def front(settings: IngressSettings = IngressSettings(), **options: Any) -> AsyncIterator[Front]:  # noqa: B008 - frozen
     group = FakeGroup()
     group.auto = False
     url = "valkey://127.0.0.1:9"
-    settings = IngressSettings(streams=times)
     client = DispatchClient(url, connection=group, fabric_group=GROUP, close_ms=100, **options)
     app = create_app(IngressState(client=client, gateway=FakeGateway(), settings=settings))
     async with client, serving(app) as port:
