@@ -37,10 +37,20 @@ def next_ms(group: Group) -> int | None:
     """Return the next moment at which something waiting may launch by time alone."""
     found = [request.retry_ms for request in group.delayed()]
     for endpoint in group.endpoints.values():
-        moment = breaker.frees_itself(endpoint, group.endpoint_in_flight(endpoint.name), group.now)
-        if moment is not None and line.waiting(group, endpoint):
-            found.append(moment)
+        moment = frees_ms(group, endpoint, group.now)
+        found += [] if moment is None else [moment]
     return min(found, default=None)
+
+
+def frees_ms(group: Group, endpoint: Endpoint, now: int) -> int | None:
+    """Return when time alone will bring back who waits for the endpoint; None if nobody does, or something else will.
+
+    Where a pool that came back has the turn, it stands in the line, and whoever claims next finds out what holds it up.
+    """
+    found = line.waiting(group, endpoint)
+    if endpoint.holder and not any(line.below_minimum(group, pool) for pool in found):
+        return None
+    return breaker.frees_itself(endpoint, group.endpoint_in_flight(endpoint.name), now) if found else None
 
 
 def overdue(group: Group, now: int) -> bool:

@@ -22,7 +22,7 @@ from dispatch.fabric.calls import FunctionCall
 from dispatch.fabric.frames import decode_frame
 from dispatch.fabric.redis_shared import outcome
 from dispatch.fabric.sync import BlockingConnection
-from tests.model import breaker, line, timers
+from tests.model import timers
 from tests.model.reference import Claimant
 from tests.property.accidents import LONG_MS, Accidents
 from tests.property.views import ServerEye, differences, twin_view
@@ -272,8 +272,8 @@ class History(Accidents):
         """Fail unless each pool that only time frees has a timer, and each half-open endpoint will be asked again."""
         group, now = self.twin.group, self.now
         for name, endpoint in group.endpoints.items():
-            freed = breaker.frees_itself(endpoint, group.endpoint_in_flight(name), now)
-            if freed is not None and line.waiting(group, endpoint):
+            freed = timers.frees_ms(group, endpoint, now)
+            if freed is not None:
                 assert self.eye.timers.get(f"endpoint:{name}", freed + 1) <= freed, (
                     now,
                     freed,

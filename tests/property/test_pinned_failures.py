@@ -249,3 +249,23 @@ def test_retries_of_the_last_window_count_in_the_next_as_far_as_it_reaches_back(
         history.claim("g0", 12)
         fail(history, verdict=r.Verdict.NEUTRAL)
         history.agree()
+
+
+def test_stream_that_began_is_neither_retried_nor_run_again(history: History) -> None:
+    history.configure(document({"a": RETRIED | {"delivery": "at_least_once"}}))
+    failed, lost, released = submit(history, "a", 1, 1, 1)
+    history.claim("g0", 3)
+    for lease in list(history.known["g0"].values()):
+        history.append("g0", lease, 0, 2)
+        history.append("g0", lease, 1, 2)
+        history.append("g1", lease, 2, 1)
+    history.lease_runs_out(lost)
+    history.reap(9)
+    given_back = history.known["g0"][released]
+    history.settle(
+        "g0", [r.Settlement(request_id=released, fence=given_back.fence, outcome=r.Outcome.RELEASE)], 0
+    )  # fmt: skip
+    fail(history)
+    history.agree()
+    endings = {request.id: request.ending for request in history.twin.group.requests.values()}
+    assert endings == {failed: "failed", lost: "lost", released: "lost"}
