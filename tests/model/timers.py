@@ -10,8 +10,8 @@ from tests.model import breaker, flows, line
 from tests.model.records import Endpoint, Group, Request
 
 
-def run(group: Group) -> int:
-    """Do what has come due. Returns how many retries did."""
+def run(group: Group) -> None:
+    """Do what has come due."""
     retries = [(request.retry_ms, f"retry:{request.id}", request) for request in group.delayed()]
     freed = [
         (_freed_ms(endpoint, group.now), f"endpoint:{endpoint.name}", endpoint)
@@ -24,7 +24,6 @@ def run(group: Group) -> int:
             _wait_again(group, subject)
         else:
             line.use_room(group, subject)
-    return sum(item[0] <= group.now for item in retries)
 
 
 def looked(group: Group) -> None:
