@@ -15,6 +15,7 @@ import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import ModuleType
@@ -25,8 +26,20 @@ import msgspec
 
 from dispatch.contract import Call, Operation, read_call
 from dispatch.contract.answer_fields import Ids, raw_fields
-from dispatch.contract.answers import JSON, Answer, Problem, answer_of_problem, answer_of_reply, problem_of, rejected
+from dispatch.contract.answers import (
+    EXPIRED_IN_QUEUE,
+    JSON,
+    MAX_WAIT,
+    Answer,
+    Problem,
+    answer_of_problem,
+    answer_of_reply,
+    problem_of,
+    rejected,
+    retry_after,
+)
 from dispatch.errors import ConfigurationError, DispatchError
+from dispatch.fabric.records import Estimate
 from dispatch.producer import sync
 from dispatch.producer.blocking_stream import BlockingChunkStream
 from dispatch.producer.call_headers import Headers, call_options, caller_request_id, check_form, collect
@@ -54,6 +67,7 @@ else:
 ADMISSION_MS = 5_000
 """How long Valkey may take to admit a call before it is answered 503; the client decides whether to try again."""
 
+_IN_VAIN = (EXPIRED_IN_QUEUE.reason, MAX_WAIT.reason)
 _POOLS = "/pools/"
 _MODELS = "/v1/models"
 _OPERATIONS = {f"/v1/{operation.path}": operation for operation in Operation}
@@ -109,12 +123,13 @@ class DispatchTransport(_Bases):
             call, options = self._read(asked, await request.aread(), _read_timeout_s(request))
             if call.stream:
                 served = ServedStream(call.operation, options.pool_id, self._times)
-                return await _AsyncExchange(request, client.stream_call(call, options), served).response()
+                return await _AsyncExchange(request, client, client.stream_call(call, options), served).response()
             async with _ReadTimeout(request):
                 reply = await client.call(call, options)
         except DispatchError as error:
             return _response(request, asked.answer_of(error), _ids(request))
-        return _response(request, answer_of_reply(reply), _ids(request, reply.request_id))
+        answer = await _with_wait(client, answer_of_reply(reply), reply.pool_id)
+        return _response(request, answer, _ids(request, reply.request_id))
 
     def handle_request(self, request: Any) -> Any:
         """Make the call of `request` and return its answer.
@@ -135,13 +150,14 @@ class DispatchTransport(_Bases):
             call, options = self._read(asked, request.read(), _read_timeout_s(request))
             if call.stream:
                 served = BlockingServedStream(call.operation, options.pool_id, self._times)
-                return _BlockingExchange(request, client.stream_call(call, options), served).response()
+                return _BlockingExchange(request, client, client.stream_call(call, options), served).response()
             reply = client.call(call, options, within_s=_read_timeout_s(request))
         except DispatchError as error:
             return _response(request, asked.answer_of(error), _ids(request))
         except TimeoutError as error:
             raise _timed_out(request) from error
-        return _response(request, answer_of_reply(reply), _ids(request, reply.request_id))
+        answer = _with_wait_blocking(client, answer_of_reply(reply), reply.pool_id)
+        return _response(request, answer, _ids(request, reply.request_id))
 
     def _read(self, asked: _Asked, body: bytes, within_s: float) -> tuple[Call, CallOptions]:
         assert asked.operation is not None  # noqa: S101 - asked by the caller
@@ -192,8 +208,9 @@ class _Asked:
 class _AsyncExchange:
     """A stream as the body of a response. Read once; a second reading goes on where the first one stopped."""
 
-    def __init__(self, request: Any, stream: ChunkStream, served: ServedStream) -> None:
+    def __init__(self, request: Any, client: DispatchClient, stream: ChunkStream, served: ServedStream) -> None:
         self._request = request
+        self._client = client
         self._stream = stream
         self._served = served
 
@@ -211,7 +228,7 @@ class _AsyncExchange:
             raise
         ids = _ids(self._request, self._stream.request_id)
         if self._served.over:
-            return _response(self._request, answer, ids)
+            return _response(self._request, await _with_wait(self._client, answer, self._served.pool_id), ids)
         library = _library_of(self._request)
         body = _bodies(library)[0](self)
         return library.Response(answer.status, headers=raw_fields(answer, ids), stream=body)
@@ -232,8 +249,11 @@ class _AsyncExchange:
 class _BlockingExchange:
     """The same for blocking code."""
 
-    def __init__(self, request: Any, stream: BlockingChunkStream, served: BlockingServedStream) -> None:
+    def __init__(
+        self, request: Any, client: sync.DispatchClient, stream: BlockingChunkStream, served: BlockingServedStream
+    ) -> None:
         self._request = request
+        self._client = client
         self._stream = stream
         self._served = served
 
@@ -252,7 +272,7 @@ class _BlockingExchange:
             raise
         ids = _ids(self._request, self._stream.request_id)
         if self._served.over:
-            return _response(self._request, answer, ids)
+            return _response(self._request, _with_wait_blocking(self._client, answer, self._served.pool_id), ids)
         library = _library_of(self._request)
         body = _bodies(library)[1](self)
         return library.Response(answer.status, headers=raw_fields(answer, ids), stream=body)
@@ -316,6 +336,26 @@ def _bodies(library: ModuleType) -> tuple[Any, Any]:
             self._exchange.close()
 
     return AsyncBody, Body
+
+
+async def _with_wait(client: DispatchClient, answer: Answer, pool_id: str) -> Answer:
+    """Add when to come back to the answer to a call that was queued in vain, if that is known."""
+    if dict(answer.fields).get("x-dispatch-reason") in _IN_VAIN:
+        with suppress(DispatchError):
+            _add_wait(answer, await client.estimate(pool_id))
+    return answer
+
+
+def _with_wait_blocking(client: sync.DispatchClient, answer: Answer, pool_id: str) -> Answer:
+    if dict(answer.fields).get("x-dispatch-reason") in _IN_VAIN:
+        with suppress(DispatchError):
+            _add_wait(answer, client.estimate(pool_id))
+    return answer
+
+
+def _add_wait(answer: Answer, estimate: Estimate) -> None:
+    if estimate.wait_ms is not None:
+        answer.fields.extend(retry_after(estimate.wait_ms))
 
 
 def _library_of(request: Any) -> ModuleType:

@@ -286,3 +286,20 @@ async def test_a_client_of_the_other_kind_is_told_at_once(kind: Literal["sync", 
         request = httpx.Request("POST", "http://x/v1/completions")
         with pytest.raises(ConfigurationError, match=r"sync\."):
             transport.handle_request(request)
+
+
+@pytest.mark.parametrize("way", ["http", "httpx"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_that_waited_in_vain_is_told_alike(valkey: ValkeyProcess, way: str, kind: str) -> None:
+    one = {"pools": [{"pool_id": "default", "quantum": 1, "max_concurrent": 1}]}
+    async with StubBackend(Script((Hold(),))) as stub, ways(valkey, stub, **one) as on:
+        async with on.path.client.stream(model="m", messages=MESSAGES) as running:
+            await running.read(within_s=0)
+            await stub.until(lambda stub: len(stub.requests) == 1)
+            for stream in (False, True):
+                use = partial(chat, stream=stream, extra_headers={"X-Dispatch-Max-Wait-Ms": "200"})
+                with pytest.raises(openai.RateLimitError) as caught:
+                    await on.run(way, kind, use)
+                assert caught.value.code == "max_wait_exceeded"
+                assert caught.value.response.headers["x-dispatch-reason"] == "rejected-max_wait"
+        assert len(stub.requests) == 1
