@@ -58,19 +58,19 @@ class ConfigInForce(Shape):
     document: dict[str, Any]
 
 
-class Generation(ConfigInForce):
-    """A generation that is kept, and what it changed: field, before, after (the first of `changed`)."""
-
-    changed: int
-    changes: list[tuple[str, str, str]]
-
-
 class FieldChange(Shape):
     """A difference in words."""
 
     field: str
     before: str
     after: str
+
+
+class Generation(ConfigInForce):
+    """A generation that is kept, and what it changed (`changes` are the first of `changed`)."""
+
+    changed: int
+    changes: list[FieldChange]
 
 
 class FieldProblem(Shape):
@@ -186,7 +186,8 @@ async def list_generations(principal: Observer, control: Here, page: Numbered) -
 async def read_generation(principal: Observer, control: Here, generation: Number) -> Any:
     """Read a generation that is kept: its document, and what it changed."""
     require_all_pools(principal, _WHAT)
-    return await _generation(control, generation)
+    found = await _generation(control, generation)
+    return found | {"changes": [dict(zip(("field", "before", "after"), one, strict=True)) for one in found["changes"]]}
 
 
 async def _apply(control: Control, nonce: str, change: Apply, actor: str) -> dict[str, Any]:
