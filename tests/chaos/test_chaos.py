@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,37 +66,37 @@ def test_every_request_of_a_long_storm_ends_once(mode: str, seed: int, requests:
     holds(mode, seed, requests)
 
 
-BROKEN = [
-    ("lost_at_least_once", "lua/state/delivery.lua", 'delivery ~= "at_least_once"', "delivery ~= nil"),
-    ("missing_records", "lua/state/endings.lua", "  append(step, request, ending, facts)\n", ""),
-    ("leaked_slots", "lua/state/slots.lua", "group.in_flight = step.group.in_flight - 1", "last_freed = step.now"),
-    ("late_callers", "dispatch/producer/errand.py", "GRACE_S = 2.0\n", "GRACE_S = 30.0\n"),
-]
+@dataclass(frozen=True)
+class Broken:
+    """A rule that is wrong: the field that has to tell, where the rule stands, what stands there instead."""
 
-FAULTS = {
-    "lost_at_least_once": "gateway kill",
-    "missing_records": "gateway kill",
-    "leaked_slots": "gateway kill",
-    "late_callers": "valkey stop",
-}
+    field: str
+    file: str
+    rule: str
+    instead: str
+
+
+BROKEN = [
+    Broken("lost_at_least_once", "lua/state/delivery.lua", 'delivery ~= "at_least_once"', "delivery ~= nil"),
+    Broken("missing_records", "lua/state/endings.lua", "  append(step, request, ending, facts)\n", ""),
+    Broken("leaked_slots", "lua/state/slots.lua", "group.in_flight = step.group.in_flight - 1", "freed = step.now"),
+]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("field", "file", "rule", "instead"), BROKEN, ids=[each[0] for each in BROKEN])
-def test_a_rule_that_is_broken_on_purpose_is_noticed(
-    field: str, file: str, rule: str, instead: str, tmp_path: Path
-) -> None:
-    """The whole harness on a copy of the system in which a rule is wrong, with the faults that the rule is for."""
+@pytest.mark.parametrize("broken", BROKEN, ids=[broken.field for broken in BROKEN])
+def test_a_rule_that_is_broken_on_purpose_is_noticed(broken: Broken, tmp_path: Path) -> None:
+    """The whole harness on a copy of the system in which a rule is wrong."""
     for name in ("dispatch", "lua", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "corpus"))
-    text = (tmp_path / file).read_text("utf-8")
-    assert text.count(rule) == 1, f"{file} reads otherwise now: {rule!r}"
-    (tmp_path / file).write_text(text.replace(rule, instead), "utf-8")
-    code, result, told = chaos("both", 5, 400, "--only", FAULTS[field], folder=tmp_path)
+    text = (tmp_path / broken.file).read_text("utf-8")
+    assert text.count(broken.rule) == 1, f"{broken.file} reads otherwise now: {broken.rule!r}"
+    (tmp_path / broken.file).write_text(text.replace(broken.rule, broken.instead), "utf-8")
+    code, result, told = chaos("at_least_once", 5, 700, "--only", "gateway stop", folder=tmp_path)
     assert code == 1
-    assert result[field] > 0, told
-    assert f"again: scripts/chaos --seed 5 --requests 400 --mode both --json --only '{FAULTS[field]}'" in told
+    assert result[broken.field] > 0, told
+    assert "again: scripts/chaos --seed 5 --requests 700 --mode at_least_once --json --only 'gateway stop'" in told
     for line in told.splitlines():
         if "logs and evidence: " in line:
             shutil.rmtree(line.partition("evidence: ")[2])
