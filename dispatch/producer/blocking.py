@@ -25,7 +25,7 @@ from dispatch.producer.blocking_pump import BlockingPump
 from dispatch.producer.blocking_stream import BlockingQueuedStream
 from dispatch.producer.bodies import RETRY_S, body_key, with_body
 from dispatch.producer.draft import BODY_TTL_MS, make_draft, require_stream, require_whole
-from dispatch.producer.errand import ASK_AGAIN_S, RETRY_MAX_S, RETRY_MIN_S, admission_bound_s
+from dispatch.producer.errand import RETRY_MAX_S, RETRY_MIN_S, admission_bound_s
 from dispatch.producer.farewell import FAREWELL_S, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.intake import Reservoir
@@ -149,7 +149,8 @@ class BlockingQueuedPath:
             self.leave_soon(waiting)
             raise
         waiting.end = time.monotonic() + reply_s
-        waiting.until = time.monotonic() + errand.overdue_in_s(reply_s)
+        errand.expect(reply_s)
+        waiting.until = errand.overdue_at
         if errand.replay is not None:
             self.inbox.settle(errand.request_id, errand.replay)
             return
@@ -274,7 +275,8 @@ class BlockingQueuedPath:
 
     def _outcome(self, waiting: Waiting) -> Outcome | None:
         """Wait for the outcome; once it is overdue, have the group end what is past its deadline. None = none came."""
-        slot, left = waiting.errand.slot, waiting.until - time.monotonic()
+        errand = waiting.errand
+        slot, left = errand.slot, errand.ask_at - time.monotonic()
         while True:
             try:
                 return slot.result(max(0.0, left))
@@ -283,7 +285,8 @@ class BlockingQueuedPath:
                     # A process that stood still goes on with all its threads: the pump gets its turn first.
                     return slot.result() if late_s > _LATE_S and wait([slot], _LAST_ROUND_S).done else None
             self.ask_after_overdue()
-            left = min(ASK_AGAIN_S, waiting.end - time.monotonic())
+            errand.asked_now()
+            left = min(errand.ask_at, waiting.end) - time.monotonic()
 
     def soon(self, work: Callable[[], object]) -> None:
         """Do `work` in the background; from any place, also from a finaliser."""

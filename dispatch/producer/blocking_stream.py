@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from dispatch.contract import Call, Reply
 from dispatch.contract.chunk import Chunk
 from dispatch.errors import DispatchError, StateConflict
-from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S, LATE_S
+from dispatch.producer.errand import GRACE_S, LATE_S
 from dispatch.producer.inbox import Outcome
 from dispatch.producer.intake import Intake
 from dispatch.producer.options import CallOptions
@@ -130,12 +130,13 @@ class BlockingQueuedStream:
             if over:
                 return self._end()
             now = time.monotonic()
-            if now >= waiting.until:
+            errand = waiting.errand
+            if now >= errand.ask_at:
                 self._path.ask_after_overdue()
-                waiting.until = now + ASK_AGAIN_S
+                errand.asked_now()
             if now >= until:
                 return []
-            slot.wait(min(until, waiting.until, waiting.end) - now)
+            slot.wait(min(until, errand.ask_at, waiting.end) - now)
 
     def whereabouts(self) -> Whereabouts | None:
         """Ask where the request is; None = that cannot be learnt now."""

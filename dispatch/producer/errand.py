@@ -33,6 +33,9 @@ ASK_S = 0.1
 ASK_AGAIN_S = 0.5
 """Pause before it is asked after again."""
 
+_ASKS_MAX = 3
+"""How often in a row, before its deadline has passed."""
+
 LATE_S = 0.1
 """A waiter that wakes later than this was held up by its own process, and so was whoever brings the replies."""
 
@@ -92,6 +95,10 @@ class Errand(Generic[SlotT, AttemptT]):
     """The producer's liveness had run out when the request came."""
     replay: Outcome | None = None
     """The stored reply of an earlier call, which stands for this one."""
+    overdue_at: float = 0.0
+    """When its reply is overdue, on the monotonic clock; `ask_at`: when the group is to be asked after it."""
+    ask_at: float = 0.0
+    asks: int = 0
 
     @property
     def request_id(self) -> str:
@@ -170,9 +177,21 @@ class Errand(Generic[SlotT, AttemptT]):
         if self.slot.done() and isinstance(outcome := self.slot.result(), DispatchError):
             raise outcome
 
-    def overdue_in_s(self, reply_s: float) -> float:
-        """Return in how many seconds the reply is overdue, if it may take `reply_s` (what `judge` returned)."""
-        return max(0.0, reply_s - GRACE_S) + ASK_S
+    def expect(self, reply_s: float) -> None:
+        """Note when the reply is overdue, if it may take `reply_s` (what `judge` returned), and when to ask after it.
+
+        It is asked after when its deadline has passed, and before when it was queued for as long as it may be.
+        """
+        now = time.monotonic()
+        self.overdue_at = self.ask_at = now + max(0.0, reply_s - GRACE_S) + ASK_S
+        if (wait_ms := self.draft.submission.max_wait_ms) is not None:
+            self.ask_at = min(self.overdue_at, now + wait_ms / 1000 + ASK_S)
+
+    def asked_now(self) -> None:
+        """Note that it was asked after. One that is not ended before its deadline, though asked after, is running."""
+        self.asks += 1
+        again_at = time.monotonic() + ASK_AGAIN_S
+        self.ask_at = again_at if self.asks < _ASKS_MAX else max(again_at, self.overdue_at)
 
     def unanswered(self, answer: Admission | DispatchError) -> FabricUnavailable:
         """Make the error for a submit that got no answer within its bound; `answer` is what the last attempt met."""

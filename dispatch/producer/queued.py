@@ -19,7 +19,7 @@ from dispatch.fabric.verifying import verify_library
 from dispatch.producer.bodies import Bodies
 from dispatch.producer.detached import Handle, detached, handle_of, handle_of_earlier
 from dispatch.producer.draft import make_draft, require_stream, require_whole
-from dispatch.producer.errand import ASK_AGAIN_S, LATE_S, admission_bound_s
+from dispatch.producer.errand import LATE_S, admission_bound_s
 from dispatch.producer.farewell import Farewell, reply_due
 from dispatch.producer.inbox import Inbox, Outcome
 from dispatch.producer.inheritance import keep_in_children
@@ -284,7 +284,8 @@ class QueuedPath:
 
     async def _reply(self, errand: AsyncErrand, reply_s: float) -> Reply:
         until = time.monotonic() + reply_s
-        pause = errand.overdue_in_s(reply_s)
+        errand.expect(reply_s)
+        pause = errand.ask_at - time.monotonic()
         while True:
             began = time.monotonic()
             answered = await errand.slot.within(pause)
@@ -295,7 +296,8 @@ class QueuedPath:
             if errand.slot.done() or time.monotonic() >= until:
                 break
             self.ask_after_overdue()
-            pause = min(ASK_AGAIN_S, max(0.0, until - time.monotonic()))
+            errand.asked_now()
+            pause = min(errand.ask_at, until) - time.monotonic()
         return await self.conclude(errand, until)
 
     async def _cancel_outstanding(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dispatch.contract import Call, Reply
 from dispatch.contract.chunk import Chunk
 from dispatch.errors import DispatchError
-from dispatch.producer.errand import ASK_AGAIN_S, GRACE_S, LATE_S
+from dispatch.producer.errand import GRACE_S, LATE_S
 from dispatch.producer.inbox import Outcome
 from dispatch.producer.intake import Intake
 from dispatch.producer.options import CallOptions
@@ -32,7 +32,6 @@ class QueuedStream:
         self._slot = StreamSlot()
         self._errand = path.errand(call, options, self._slot)
         self._until = math.inf
-        self._ask_at = math.inf
         self._begun = False
         self._left = False
         self.reply: Reply | None = None
@@ -56,7 +55,7 @@ class QueuedStream:
             self.leave()
             raise
         self._until = time.monotonic() + reply_s
-        self._ask_at = time.monotonic() + self._errand.overdue_in_s(reply_s)
+        self._errand.expect(reply_s)
 
     async def read(self, within_s: float) -> list[Chunk]:
         """Return the chunks that are there; waits for one. None come: the time is over, or the stream (`reply`).
@@ -94,12 +93,12 @@ class QueuedStream:
             now = time.monotonic()
             if self._slot.done() or now >= self._until:
                 return await self._end()
-            if now >= self._ask_at:
+            if now >= self._errand.ask_at:
                 self._path.ask_after_overdue()
-                self._ask_at = min(now + ASK_AGAIN_S, self._until)
+                self._errand.asked_now()
             if now >= until:
                 return []
-            await self._slot.within(min(until, self._ask_at, self._until) - now)
+            await self._slot.within(min(until, self._errand.ask_at, self._until) - now)
 
     async def _end(self) -> list[Chunk]:
         late = time.monotonic() > self._until + LATE_S
