@@ -7,15 +7,17 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import httpx
 import openai
 import pytest
 
-from dispatch import DispatchTransport
+from dispatch import DispatchTransport, sync
 from dispatch.contract import Reply
 from tests.support.corpus import Case, callers, cases, tool
 from tests.support.producing import until
@@ -153,36 +155,80 @@ def error_of(reply: Reply) -> bytes:
     return b"data: " + (reply.body or json.dumps({"error": {"message": reply.error.message}}).encode()) + b"\n\n"
 
 
-@pytest.mark.parametrize("way", ["http", "transport"])
-@pytest.mark.parametrize("case", ROWS, ids=str)
-async def test_a_stream_in_the_openai_package_is_as_its_row_says(valkey: ValkeyProcess, case: Case, way: str) -> None:
-    want, body = case.row["expected"], callers()[case.row["request"]]["body"]
-    async with backend(valkey, case) as path:
-        given: dict[str, Any] = {"api_key": "x", "base_url": f"{path.url}/v1", "max_retries": 0}
+Use = Callable[[Any], Any]
+
+
+async def with_openai(path: Stack, way: str, kind: str, use: Use, use_blocking: Use) -> Any:
+    """Call `use` with the package's client of a kind, which goes through HTTP or the transport."""
+    given: dict[str, Any] = {"api_key": "x", "base_url": f"{path.url}/v1", "max_retries": 0}
+    if kind == "async":
         if way == "transport":
             given["http_client"] = httpx.AsyncClient(transport=DispatchTransport(path.client))
-        got: dict[str, Any] = {"payloads": [], "bad": 0, "error": None, "done": True, "choices": {}, "usage": None}
         async with openai.AsyncOpenAI(**given) as client:
-            try:
-                if "responses" in callers()[case.row["request"]]["path"]:
-                    stream: Any = await client.responses.create(**body)
-                elif "chat" in callers()[case.row["request"]]["path"]:
-                    stream = await client.chat.completions.create(**body)
-                else:
-                    stream = await client.completions.create(**body)
-                async for each in stream:
-                    tool("sse_ref").add(got, each.to_dict())
-                    got["payloads"].append(None)
-            except openai.APIError as error:
-                got["error"], got["status"] = error.message, isinstance(error, openai.APIStatusError)
-        assert got.get("status", False) is (got["error"] is not None and not got["payloads"])
+            return await use(client)
+
+    def blocking() -> Any:
+        with sync.DispatchClient(path.valkey_url, fabric_group=path.group, close_ms=200) as producer:
+            if way == "transport":
+                given["http_client"] = httpx.Client(transport=DispatchTransport(producer))
+            with openai.OpenAI(**given) as client:
+                return use_blocking(client)
+
+    return await anyio.to_thread.run_sync(blocking)
+
+
+class Gathered:
+    """What a stream of the openai package came to."""
+
+    def __init__(self, case: Case) -> None:
+        self._caller = callers()[case.row["request"]]
+        self.said: dict[str, Any] = {"choices": {}, "usage": None}
+        self.count = 0
+        self.error: openai.APIError | None = None
+
+    def begin(self, client: Any) -> Any:
+        if "responses" in self._caller["path"]:
+            return client.responses.create(**self._caller["body"])
+        operation = client.chat.completions if "chat" in self._caller["path"] else client.completions
+        return operation.create(**self._caller["body"])
+
+    def add(self, each: Any) -> None:
+        self.count += 1
+        tool("sse_ref").add(self.said, each.to_dict())
+
+    async def read(self, client: Any) -> None:
+        try:
+            async for each in await self.begin(client):
+                self.add(each)
+        except openai.APIError as error:
+            self.error = error
+
+    def read_blocking(self, client: Any) -> None:
+        try:
+            for each in self.begin(client):
+                self.add(each)
+        except openai.APIError as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("way", ["http", "transport"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("case", ROWS, ids=str)
+async def test_a_stream_in_the_openai_package_is_as_its_row_says(
+    valkey: ValkeyProcess, case: Case, kind: str, way: str
+) -> None:
+    want, got = case.row["expected"], Gathered(case)
+    async with backend(valkey, case) as path:
+        await with_openai(path, way, kind, got.read, got.read_blocking)
         await ended_as_listed(case, path)
-        if not case.row["file"].endswith(".json"):
-            assert len(got["payloads"]) == want["payloads"]["deliver"]
-            assert (got["error"] is None) is (want["error"] is None)
-            assert want["error"] is None or want["error"]["must_contain"] in got["error"]
-        for index, choice in want["choices"].items():
-            assert choice.items() <= got["choices"][index].items()
+    # An error has a status exactly where nothing came before it.
+    assert isinstance(got.error, openai.APIStatusError) is (got.error is not None and got.count == 0)
+    if not case.row["file"].endswith(".json"):
+        assert got.count == want["payloads"]["deliver"]
+        assert (got.error is None) is (want["error"] is None)
+        assert got.error is None or want["error"]["must_contain"] in got.error.message
+    for index, choice in want["choices"].items():
+        assert choice.items() <= got.said["choices"][index].items()
 
 
 MATRIX = [

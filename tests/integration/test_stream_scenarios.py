@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from dispatch.fabric import functions
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.ingress import IngressSettings
 from dispatch.producer.client import DispatchClient
+from tests.support.gateway_process import GatewayProcess
+from tests.support.groups import configure, default_document, unique_group
 from tests.support.leftovers import counters_above_zero, endings_by_request
 from tests.support.producing import MESSAGES, until
 from tests.support.stack import Stack, stack
@@ -282,3 +285,25 @@ async def test_a_producer_that_dies_stops_its_streams(valkey: ValkeyProcess) -> 
             await gone(stub.connections[0], 5)
         await until(lambda: counters_above_zero(valkey.url, path.group) == {})
         assert {row["ending"] for row in path.endings()} <= {"producer_gone", "cancelled", "reply_dropped"}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_gateway_process_that_is_told_to_stop_ends_its_streams(valkey: ValkeyProcess, ends: bool) -> None:
+    """Field report 5: what can finish within the drain finishes, the rest is told, and open streams hold up no exit."""
+    last: tuple[Step | bytes, ...] = (Pause(1.0), STOP + DONE, Fin()) if ends else (Hold(),)
+    async with StubBackend(script(ONE, *last)) as stub:
+        group = unique_group()
+        configure(valkey.url, group, default_document(f"{stub.url}/v1"))
+        async with GatewayProcess(valkey.url, group, drain_timeout_ms=3_000) as gateway:
+            async with Wire(int(gateway.url.rpartition(":")[2])) as wire:
+                await wire.post(BODY)
+                await wire.head()
+                await wire.until(ONE)
+                gateway.signal(signal.SIGTERM)
+                body = await wire.rest()
+            assert await gateway.ended(15) == 0
+        assert body.startswith(ONE)
+        if ends:
+            assert body == ONE + STOP + DONE
+        else:
+            assert error_event(body)["code"] == "lost"
