@@ -27,7 +27,7 @@ WAIT_S = 0.5
 """Longest wait for a wake token: how late a reply can be whose token was lost."""
 
 FRAMES_MAX = 100
-"""Frames per read; at most about 6.5 MB."""
+"""Frames per read; at most about 6.5 MB, unless single chunks of streams are larger than 64 KiB."""
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.02, 0.5
 _DOUBLINGS_MAX = 10
