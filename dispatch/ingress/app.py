@@ -21,7 +21,7 @@ from dispatch.contract import Operation
 from dispatch.contract.answer_fields import Ids, raw_fields
 from dispatch.contract.answers import INTERNAL, JSON, Answer, answer_of_problem, problem_of, rejected
 from dispatch.errors import DispatchError
-from dispatch.ingress.authority import Role
+from dispatch.fabric.api_keys import Role
 from dispatch.ingress.body import Held
 from dispatch.ingress.calls import CallRoute
 from dispatch.ingress.control import BASE as CONTROL

@@ -31,8 +31,6 @@ from dispatch.fabric.api_keys import KeyRecord, Role, Token, read_record, read_t
 from dispatch.producer.call_headers import Headers
 from dispatch.producer.options import DEFAULT_POOL, CallOptions
 
-__all__ = ["ANYBODY", "Authority", "KeysMode", "Principal", "Role"]
-
 log = structlog.get_logger(__name__)
 
 FRESH_S = 2.0

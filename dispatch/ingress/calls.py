@@ -23,7 +23,7 @@ from dispatch.contract import Call, Operation
 from dispatch.contract.answer_fields import Ids
 from dispatch.contract.answers import INTERNAL, Answer, answer_of_problem, answer_of_reply, problem_of, rejected
 from dispatch.errors import DispatchError
-from dispatch.ingress.authority import Role
+from dispatch.fabric.api_keys import Role
 from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
 from dispatch.ingress.reading import admission_ms, check_serving, read_in_turn
 from dispatch.ingress.sending import send_answer

@@ -15,7 +15,8 @@ from fastapi import Depends, Request
 
 from dispatch.contract.answers import rejected
 from dispatch.errors import NotAllowed
-from dispatch.ingress.authority import Principal, Role
+from dispatch.fabric.api_keys import Role
+from dispatch.ingress.authority import Principal
 from dispatch.ingress.body import Held
 from dispatch.ingress.control.answering import Refusal
 from dispatch.ingress.control.group import Group

@@ -12,9 +12,10 @@ from pydantic import Field
 
 from dispatch.contract.answers import Answer
 from dispatch.errors import RequestRefused, RequestUnknown
+from dispatch.fabric.api_keys import Role
 from dispatch.fabric.functions import dead_change, dead_content, fabric_snapshot
 from dispatch.fabric.schema import document, key
-from dispatch.ingress.authority import Principal, Role
+from dispatch.ingress.authority import Principal
 from dispatch.ingress.control.access import Admin, Control, Here, Observer, actor_of
 from dispatch.ingress.control.answering import JSON_FIELDS, ControlRoute, as_response
 from dispatch.ingress.control.bodies import Change, documented, read_change

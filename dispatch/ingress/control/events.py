@@ -19,7 +19,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from dispatch.contract.answers import Meaning, Problem
 from dispatch.errors import DispatchError
-from dispatch.ingress.authority import Principal, Role
+from dispatch.fabric.api_keys import Role
+from dispatch.ingress.authority import Principal
 from dispatch.ingress.control.access import Control, Here, Observer, allows_all_pools, principal_of
 from dispatch.ingress.control.answering import ControlRoute, Refusal
 from dispatch.ingress.control.documenting import errors
