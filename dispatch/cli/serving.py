@@ -191,8 +191,7 @@ class _Process:
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                proxy_headers=bool(limits.trusted),
-                forwarded_allow_ips=settings.http_trusted_proxies,
+                proxy_headers=False,  # where a request says that it comes from is not believed
                 timeout_keep_alive=settings.http_keep_alive_s,
             )
         )

@@ -65,10 +65,7 @@ class GatewaySettings(BaseSettings):
     endpoint_api_key_env: str = Field(
         "", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", description="the name of an environment variable, not the key"
     )
-    keys: Literal["auto", "required", "off"] = Field(
-        "auto",
-        description="auto (asked for when the group has one, or others than this machine can connect), required or off",
-    )
+    keys: Literal["auto", "required", "off"] = Field("auto", description="auto, required or off")
     insecure: bool = Field(False, description="true or false")
     http_keep_alive_s: int = Field(75, ge=0, le=3600, description="seconds from 0 to 3600")
     http_max_connections: int = Field(8192, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")

@@ -74,6 +74,10 @@ def test_the_file_named_by_an_argument_wins(monkeypatch: pytest.MonkeyPatch, tmp
         ("endpoint_url", "localhost:8000", "a URL like http://"),
         ("endpoint_api_key_env", "sk-1234", "the name of an environment variable"),
         ("log_level", "loud", "debug, info"),
+        ("keys", "maybe", "auto, required or off"),
+        ("http_max_connections", "0", "a whole number from 1"),
+        ("http_trusted_proxies", "10.0.0.0/8,proxy.internal", "addresses or networks separated by commas"),
+        ("http_trusted_proxies", "10.0.0.1/8", "addresses or networks separated by commas"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
