@@ -40,8 +40,8 @@ def holds(mode: str, seed: int, requests: int) -> None:
     assert code == 0
     assert result["requests"] >= requests  # a call that died with its process is made again
     assert result["admitted"] == sum(result["endings"].values())
-    for name in ("kills", "stops", "cuts", "executions"):
-        assert result[name] > 0, result
+    assert result["executions"] > 0
+    assert sum(result["faults"].values()) > 5, result
 
 
 @pytest.mark.timeout(400)
