@@ -15,7 +15,7 @@ from dispatch.cli.operating import (
     Actor,
     Group,
     Json,
-    Url,
+    ServerUrl,
     complain,
     trouble_as_exit_code,
     who,
@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def doctor(
-    url: Url = DEFAULT_URL,
+    url: ServerUrl = DEFAULT_URL,
     group: Group = DEFAULT_GROUP,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what differs, and say what was done.")] = False,
     actor: Actor = "",

@@ -25,6 +25,7 @@ from dispatch.cli.operating import (
     who,
     write_json,
 )
+from dispatch.cli.remote import RemoteConnection
 from dispatch.cli.tables import print_table
 from dispatch.errors import GroupUnknown, InvalidRequest
 from dispatch.fabric.api_keys import Grant, NewKey, Role, new_key, read_record, read_token
@@ -167,6 +168,8 @@ def _stored(fabric: FabricGroup, grant: Grant, actor: str) -> NewKey:
     Raises:
         InvalidRequest: the group has as many keys as it may have.
     """
+    if isinstance(fabric.connection, RemoteConnection):  # the gateway makes it
+        return fabric.connection.make_key(fabric.name, grant, actor)
     made = new_key(grant)
     answer = fabric.run(key_change("create", made.key_id, made.record, actor=actor))
     if answer != "CREATED":  # an id in use is one of 2^64

@@ -25,9 +25,11 @@ _COMMANDS = {
     "dead": ("dispatch.cli.dead", "List requests whose attempts are spent; show, retry or drop them."),
     "dev": ("dispatch.cli.dev", "Run everything on this machine: Valkey, a simulated backend, two gateways."),
     "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
+    "estimate": ("dispatch.cli.estimate", "Say how long a request that is submitted to a pool now would wait."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
     "keys": ("dispatch.cli.keys", "Create, list and revoke the bearer keys of a group's callers."),
     "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
+    "requests": ("dispatch.cli.requests", "List requests that run and wait, and say where one is."),
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),
 }

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from dispatch.cli.remote import RemoteConnection, is_gateway
 from dispatch.errors import DispatchError
 from dispatch.fabric.functions import fabric_snapshot
 from dispatch.fabric.schema import check_group
@@ -30,11 +31,16 @@ _PAGE = 200  # rows of a snapshot: about 3 ms of the server's time
 DEFAULT_URL = "valkey://127.0.0.1:6379"
 DEFAULT_GROUP = "default"
 
+_VALKEY_HELP = "Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS, ?cluster=true for a cluster."
+
+ServerUrl = Annotated[str, typer.Option("--url", envvar="DISPATCH_VALKEY_URL", help=_VALKEY_HELP)]
 Url = Annotated[
     str,
     typer.Option(
+        "--url",
+        "--gateway",
         envvar="DISPATCH_VALKEY_URL",
-        help="Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS, ?cluster=true for a cluster.",
+        help=f"{_VALKEY_HELP} Or a gateway: http://host[:port] or https://host, with the key in DISPATCH_API_KEY.",
     ),
 ]
 Group = Annotated[str, typer.Option("--group", "--fabric-group", envvar="DISPATCH_FABRIC_GROUP", help="Fabric group.")]
@@ -44,9 +50,9 @@ Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
 class FabricGroup:
-    """One fabric group, over a connection whose server runs this version's library."""
+    """One fabric group, over a connection whose server runs this version's library, or over a gateway's control API."""
 
-    def __init__(self, connection: BlockingConnection, name: str) -> None:
+    def __init__(self, connection: BlockingConnection | RemoteConnection, name: str) -> None:
         self.connection = connection
         self.name = name
 
@@ -93,6 +99,10 @@ def fabric_group(url: str, name: str) -> Iterator[FabricGroup]:
     """Open a fabric group; what goes wrong inside ends the command as `trouble_as_exit_code` does."""
     with trouble_as_exit_code():
         check_group(name)
+        if is_gateway(url):
+            with RemoteConnection(url) as remote:
+                yield FabricGroup(remote, name)
+            return
         with BlockingConnection(url, timeout_s=TIMEOUT_S) as connection:
             verify_library_blocking(connection, name)
             yield FabricGroup(connection, name)

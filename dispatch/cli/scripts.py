@@ -13,7 +13,7 @@ from dispatch.cli.operating import (
     TIMEOUT_S,
     TROUBLE,
     Json,
-    Url,
+    ServerUrl,
     complain,
     trouble_as_exit_code,
     write_json,
@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 @app.command("load")
-def load_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
+def load_command(url: ServerUrl = DEFAULT_URL, json: Json = False) -> None:
     r"""Write this version's library to every primary that holds another text, and say what changed.
 
     Repeatable. Each primary switches in one step; one that cannot be written keeps what it had.
@@ -70,7 +70,7 @@ def load_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
 
 
 @app.command("status")
-def status_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
+def status_command(url: ServerUrl = DEFAULT_URL, json: Json = False) -> None:
     r"""Compare the library of every primary with this version's.
 
     Exit code: 0 equal everywhere, 1 different or missing somewhere, 2 a primary gave no answer.
@@ -91,7 +91,7 @@ def status_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
 
 
 @app.command("diff")
-def diff_command(url: Url = DEFAULT_URL, json: Json = False) -> None:
+def diff_command(url: ServerUrl = DEFAULT_URL, json: Json = False) -> None:
     r"""Show how this version's text differs from the one on each primary, as a unified diff.
 
     Exit code: 0 no difference, 1 different or missing somewhere, 2 a primary gave no answer.

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dispatch.fabric.records import Outcome
+from dispatch.fabric.functions import lease_settle
+from dispatch.fabric.records import Outcome, Settlement
 from dispatch.fabric.schema import key
 from tests.support.control import ControlStack, control_stack, told
 from tests.support.producing import eye
@@ -84,6 +85,26 @@ async def test_requests_are_found_by_what_they_are(control: ControlStack) -> Non
         }
         assert found == expected, wanted
     assert told(await control.get("/requests", pool="nowhere")) == (404, "pool_unknown")
+
+
+async def test_what_waits_for_its_next_attempt_is_listed(control: ControlStack) -> None:
+    for number in range(3):
+        control.hand.submit("again", request_id=f"r-{number}")
+        [lease] = control.hand.claim(1)
+        item = Settlement(
+            request_id=lease.request_id, fence=lease.fence, outcome=Outcome.FAILED,
+            error_type="endpoint_disconnected", retryable=True,
+        )  # fmt: skip
+        control.hand.run(lease_settle("g", "g/1", nonce=f"s-{number}", want=0, items=[item]))
+    control.hand.submit("default")
+    for limit in (1, 2, 100):
+        rows = await control.rows("/requests", limit=limit, state="delayed")
+        assert {row["request_id"] for row in rows} == {"r-0", "r-1", "r-2"}
+        assert len(await control.rows("/requests", limit=limit)) == 4
+        assert len(await control.rows("/requests", limit=limit, pool="again")) == 3
+    found = (await control.get("/requests/r-0")).json()
+    assert (found["state"], found["due_ms"] > found["submitted_ms"]) == ("delayed", True)
+    assert found["tries"][0]["error_type"] == "endpoint_disconnected"
 
 
 async def test_a_request_says_where_it_is(control: ControlStack) -> None:

@@ -1,4 +1,4 @@
-"""Submit now, fetch later over HTTP: the call's own bytes, any operation, and a reply that stays for who may have it."""
+"""Submit now, fetch later over HTTP: the call's bytes, any operation, and a reply that is kept for its key."""
 
 from __future__ import annotations
 

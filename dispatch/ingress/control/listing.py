@@ -1,8 +1,8 @@
 """The list of requests that run and wait, over all pools, as one list in parts.
 
-First those that run, then those that wait, pool by pool in the order of the config. The cursor says where to go on:
-`running:` or `queued:<pool>:` and the cursor of that section. Claims move requests while somebody pages, so one may be
-met twice or not at all. (Requests that wait for their next attempt stand in no list: their pool counts them.)
+First those that run, then those that wait for their next attempt, then those that wait for their turn, pool by pool in
+the order of the config. The cursor says where to go on: `running:`, `delayed:` or `queued:<pool>:` and the cursor of
+that section. Claims move requests while somebody pages, so one may be met twice or not at all.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from dispatch.ingress.control.paging import NAME, Limited
 
 _NAME_OR_NONE = NAME.replace("{1,128}", "{0,128}")
 _CURSOR = re.compile(
-    r"running:(?P<running>[0-9]{0,12})|queued:(?P<pool>[A-Za-z0-9._-]{1,128}):"
+    r"(?P<state>running|delayed):(?P<at>[0-9]{0,12})|queued:(?P<pool>[A-Za-z0-9._-]{1,128}):"
     r"(?P<waiting>[0-9]{1,12}|[0-9]{1,12}\.[0-3]\.[0-9]{1,12}|)"
 )
 _LOOKS_MAX = 10
 """Parts of sections read for one answer: filters may leave nothing of many of them."""
 
-State = Literal["running", "queued"]
+_SECTIONS = {"running": "leases", "delayed": "delayed"}
+_NEXT = {"running": "delayed", "delayed": "queued"}
+
+State = Literal["running", "delayed", "queued"]
 
 
 class Filter(Limited):
     """Which requests are wanted."""
 
-    state: State | None = Field(None, description="running or queued; none = both")
+    state: State | None = Field(None, description="running, delayed (until the next attempt) or queued; none = all")
     pool: str = Field("", pattern=_NAME_OR_NONE)
     gateway_id: str = Field("", pattern=_NAME_OR_NONE)
     endpoint_id: str = Field("", pattern=_NAME_OR_NONE)
@@ -70,29 +73,32 @@ class Listing:
         return {"server_ms": self._server_ms, "rows": self._rows, "cursor": cursor, "truncated": cursor != ""}
 
     async def _read(self) -> str:
-        pool, cursor = self._start()
-        if pool is None:
-            after = await self._section("leases", "", cursor)
-            if after is not None:
-                return f"running:{after}"
-            if self._wanted.state == "running":
-                return ""
+        state, pool, cursor = self._start()
+        for part, section in _SECTIONS.items():
+            if state == part:
+                after = await self._section(section, self._wanted.pool, cursor)
+                if after is not None:
+                    return f"{part}:{after}"
+                if self._wanted.state == part:
+                    return ""
+                state, cursor = _NEXT[part], ""
         for name in await self._pools(pool):
             after = await self._section("waiting", name, cursor if name == pool else "")
             if after is not None:
                 return f"queued:{name}:{after}"
         return ""
 
-    def _start(self) -> tuple[str | None, str]:
-        """Return the pool to begin with (None = with what runs, "" = the first), and where in it."""
-        text, state = self._wanted.cursor, self._wanted.state
+    def _start(self) -> tuple[str, str, str]:
+        """Return the state to begin with, the pool ("" = the first) and where in it."""
+        text, wanted = self._wanted.cursor, self._wanted.state
         if not text:
-            return ("" if state == "queued" else None), ""
+            return wanted or "running", "", ""
         found = _CURSOR.fullmatch(text)
-        if found is None or state == ("queued" if found["pool"] is None else "running"):
+        state = "queued" if found is None else found["state"] or "queued"
+        if found is None or wanted not in {None, state}:
             message = f"cursor {text[:60]!r} is none of this list: take it from the answer before"
             raise InvalidRequest(message, param="cursor", code="invalid_value")
-        return (None, found["running"]) if found["pool"] is None else (found["pool"], found["waiting"])
+        return state, found["pool"] or "", found["at"] or found["waiting"] or ""
 
     async def _section(self, section: str, subject: str, cursor: str) -> str | None:
         """Read on in a section; returns where to go on with the next answer, None = it is read through."""
@@ -114,7 +120,7 @@ class Listing:
             return False
         return all(row.get(name) == value for name, value in self._equal.items())
 
-    async def _pools(self, first: str | None) -> list[str]:
+    async def _pools(self, first: str) -> list[str]:
         """Return the pools in which something waits, in order and from `first` on, as far as they are wanted."""
         rows = await self._pool_rows()
         names = [row["pool_id"] for row in rows]

@@ -27,13 +27,14 @@ CURSORS = {
     "endpoints": _NUMBER,
     "gateways": _NUMBER,
     "leases": _NUMBER,
+    "delayed": _NUMBER,
     "dead": _DEAD,
     "endings": _EVENT,
     "events": _EVENT,
 }
 """By section: what its cursors look like. Others would not all be understood by the function that reads it."""
 
-_POOL_OF = {"leases": "pool_id", "dead": "pool_id", "endings": "pool", "events": "pool"}
+_POOL_OF = {"leases": "pool_id", "delayed": "pool_id", "dead": "pool_id", "endings": "pool", "events": "pool"}
 """By section: which member of a row says whose it is. Rows without it belong to the whole group."""
 
 _FROM = 'the cursor of the answer before; "" = from the start'

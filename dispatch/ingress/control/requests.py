@@ -117,7 +117,7 @@ class StoppedMany(Shape):
 
 @router.get("", response_model=RequestsPage, response_model_exclude_unset=True, responses=errors(404))
 async def list_requests(principal: Observer, control: Here, wanted: Annotated[Filter, Query()]) -> Any:
-    """List requests that run and that wait. Those that wait for their next attempt are counted by their pool only."""
+    """List requests that run, that wait for their next attempt, and that wait for their turn, in this order."""
     if wanted.pool:
         principal.require_pool(wanted.pool)
     return await Listing(control.group, principal, wanted).page()

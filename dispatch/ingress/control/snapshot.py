@@ -27,7 +27,7 @@ from dispatch.ingress.control.shapes import (
 
 router = APIRouter(tags=["snapshot"], route_class=ControlRoute)
 
-Section = Literal["group", "pools", "endpoints", "gateways", "leases", "dead", "endings", "events"]
+Section = Literal["group", "pools", "endpoints", "gateways", "leases", "delayed", "dead", "endings", "events"]
 
 _USUAL: tuple[Section, ...] = ("group", "pools", "endpoints", "gateways")
 _OF_THE_GROUP = {"group", "endpoints", "gateways"}
@@ -42,6 +42,7 @@ class Snapshot(Shape):
     endpoints: EndpointsPage | None = None
     gateways: GatewaysPage | None = None
     leases: RequestsPage | None = Field(None, description="requests that run, the one whose lease ends first in front")
+    delayed: RequestsPage | None = Field(None, description="requests that wait for their next attempt")
     dead: RequestsPage | None = Field(
         None, description="requests whose attempts are spent, the last that died in front"
     )

@@ -26,13 +26,14 @@ NEEDS_GROUP = [
     "config show", "config history", "config rollback 1", "config set policy=drr", "pools list", "pools show default",
     "pools pause default", "pools resume default", "pools drain default", "pools purge default", "doctor",
     "dead list", "dead show default", "dead retry default", "dead drop default", "cancel default",
-    "keys create --name default", "keys list", "keys revoke default",
+    "keys create --name default", "keys list", "keys revoke default", "requests list", "requests show default",
+    "estimate default",
 ]  # fmt: skip
 COMMANDS = [
     "dev", "gateway", "simulate", "scripts load", "scripts status", "scripts diff", "scripts print", "config apply",
     "config diff", *(re.sub(r"( --name)? (1|\S+=\S+|default)$", "", command) for command in NEEDS_GROUP),
 ]  # fmt: skip
-GROUPS = ["config", "dead", "keys", "pools", "scripts"]
+GROUPS = ["config", "dead", "keys", "pools", "requests", "scripts"]
 LISTINGS = ["--help", "--version", "scripts print", *NEEDS_SERVER]
 
 
