@@ -101,6 +101,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway said, where the reply was dropped; else as `ending`."""
     gateway: str = ""
     error: str = ""
+    tries: int = 0
+    """How many earlier attempts the record tells of."""
     chunks: int = 0
     """How many chunks of a stream had gone to its caller."""
 

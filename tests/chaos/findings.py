@@ -109,6 +109,7 @@ def _record(fields: dict[bytes, bytes]) -> Record:
         outcome=text["outcome"],
         gateway=text["gateway"],
         error=text["error_type"],
+        tries=len(text["tries"].split(";")) if text["tries"] else 0,
         chunks=int(text["chunks"] or 0),
     )
 

@@ -17,7 +17,8 @@ from tests.chaos.plan import FAILURES, MODES, make_plan
 ROOT = Path(__file__).parents[2]
 ZERO = (
     "ended_twice", "never_ended", "leaked_slots", "audit_differences", "late_callers", "lost_at_least_once",
-    "missing_records", "excess_executions", "not_once_in_calm", "untold_callers", "wrong_replies", "crashes",
+    "missing_records", "excess_executions", "untold_attempts", "not_once_in_calm", "untold_callers", "wrong_replies",
+    "crashes",
 )  # fmt: skip
 ORDINARY = [("at_most_once", 1, 700), ("at_least_once", 2, 700), ("both", 3, 700)]
 LONG = [(mode, seed, 2500) for seed, mode in enumerate(MODES * 3, start=100)]

@@ -35,7 +35,7 @@ def evidence() -> Evidence:
         found.records.append(
             Record(
                 request_id=f"r{number}", tag=tag, ending=ending, outcome=ending, pool=pool, attempt=attempts,
-                submitted=began + 0.1, ended=began + 1.0,
+                submitted=began + 0.1, ended=began + 1.0, tries=attempts - 1,
             )
         )  # fmt: skip
         found.states[f"r{number}"] = ("ended", ending)
@@ -151,8 +151,16 @@ def an_execution_of_what_was_never_queued(found: Evidence) -> None:
     found.executions.append(Execution(tag="c9", at=1.0, backend="b0", how="ok"))
 
 
+def an_attempt_that_is_not_told(found: Evidence) -> None:
+    found.records[2] = msgspec.structs.replace(found.records[2], tries=0)
+
+
+def an_attempt_that_never_was(found: Evidence) -> None:
+    found.records[0] = msgspec.structs.replace(found.records[0], tries=2)
+
+
 def two_attempts_in_calm(found: Evidence) -> None:
-    found.records[0] = msgspec.structs.replace(found.records[0], attempt=2)
+    found.records[0] = msgspec.structs.replace(found.records[0], attempt=2, tries=1)
     found.executions.append(found.executions[0])
 
 
@@ -197,6 +205,8 @@ DOCTORED: list[tuple[str, Callable[[Evidence], None]]] = [
     ("missing_records", a_record_without_an_envelope),
     ("excess_executions", an_execution_too_many),
     ("excess_executions", an_execution_of_what_was_never_queued),
+    ("untold_attempts", an_attempt_that_is_not_told),
+    ("untold_attempts", an_attempt_that_never_was),
     ("not_once_in_calm", two_attempts_in_calm),
     ("not_once_in_calm", success_without_an_execution),
     ("untold_callers", a_caller_that_was_never_told),

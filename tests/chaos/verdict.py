@@ -42,6 +42,7 @@ class Verdict:
     lost_at_least_once: list[str] = field(default_factory=list)
     missing_records: list[str] = field(default_factory=list)
     excess_executions: list[str] = field(default_factory=list)
+    untold_attempts: list[str] = field(default_factory=list)
     not_once_in_calm: list[str] = field(default_factory=list)
     untold_callers: list[str] = field(default_factory=list)
     wrong_replies: list[str] = field(default_factory=list)
@@ -75,6 +76,7 @@ def judge(evidence: Evidence) -> Verdict:
     verdict.lost_at_least_once = list(case.lost())
     verdict.missing_records = list(case.missing_records())
     verdict.excess_executions = list(case.excess_executions())
+    verdict.untold_attempts = list(case.untold_attempts())
     verdict.not_once_in_calm = list(case.not_once_in_calm())
     verdict.untold_callers = list(case.untold())
     outcomes = [(call.tag, call.ended) for call in evidence.calls if call.ended]
@@ -213,6 +215,15 @@ class _Case:
             attempts = sum(record.attempt for record in self.by_tag[tag])
             if count > attempts + sum(self._drains(record) for record in self.by_tag[tag]):
                 yield f"call {tag} was executed {count} times in {attempts} attempts: {_words(self.by_tag[tag])}"
+
+    def untold_attempts(self) -> Iterator[str]:
+        """Yield the requests whose record tells of other earlier attempts than were counted.
+
+        One that ended while it waited for another attempt has had its last one earlier, too.
+        """
+        for record in self.evidence.records:
+            if record.tries not in (record.attempt - 1, record.attempt):
+                yield f"{_words([record])} tells of {record.tries} earlier attempts"
 
     def _drains(self, record: Record) -> int:
         """Return how often a gateway that was told to stop may have given the request back.
