@@ -175,7 +175,8 @@ class History(Accidents):
     def renew(self, gateway: str, *, forgotten: int, outstanding: bool) -> None:
         """Heartbeat. The first `forgotten` leases are not named; `outstanding` names the nonces of their claims."""
         held = [(lease.request_id, lease.fence) for lease in self.known[gateway].values()]
-        omitted = [self.twin.group.requests[request_id].claim_nonce for request_id, _ in held[:forgotten]]
+        requests = [self.twin.group.requests.get(request_id) for request_id, _ in held[:forgotten]]
+        omitted = [request.claim_nonce for request in requests if request]
         beat = r.Heartbeat(
             gateway_id=gateway, host="h", pid=1, version="1", slots=8, held=tuple(held[forgotten:]),
             nonces=tuple(omitted) if outstanding else (),

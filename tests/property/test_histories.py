@@ -189,7 +189,8 @@ class HistoryMachine(RuleBasedStateMachine):
         held = [(gateway, lease) for gateway in GATEWAYS for lease in self.history.known[gateway].values()]
         if held:
             gateway, lease = pick(held, at)
-            sent = self.history.twin.group.requests[lease.request_id].chunks
+            request = self.history.twin.group.requests.get(lease.request_id)
+            sent = request.chunks if request else 0
             self.history.append(gateway if own else "another", lease, max(0, sent + ahead), 1 + at % 3)
 
     @rule(want=st.sampled_from((0, 2)), each=st.lists(failures, min_size=1, max_size=4))
