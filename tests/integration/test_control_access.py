@@ -210,3 +210,16 @@ async def test_where_no_key_is_asked_for_everybody_may_do_everything(valkey: Val
         assert control.hand.pool("backfill")["paused"] | {"at_ms": 0} == {"by": "anna", "at_ms": 0, "reason": "why"}
         await control.http("").post("/pools/default/pause", json={})
         assert control.hand.pool("default")["paused"]["by"] == "anonymous"
+
+
+async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(valkey: ValkeyProcess) -> None:
+    async with control_stack(valkey.url, keys=False) as stack:
+        for name, value in (
+            ("Origin", "http://evil.example"),
+            ("Sec-Fetch-Site", "cross-site"),
+            ("Host", "evil.example"),
+        ):
+            answer = await stack.http().post("/pools/backfill/pause", headers={name: value})
+            code = "unknown_host" if name == "Host" else "cross_site"
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, code)
+        assert stack.hand.section("pools", subject="backfill")["rows"][0].get("paused") is None

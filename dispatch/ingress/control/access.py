@@ -21,6 +21,7 @@ from dispatch.ingress.body import Held
 from dispatch.ingress.control.answering import Refusal
 from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.watching import Watch
+from dispatch.ingress.sites import require_own_site
 from dispatch.ingress.state import IngressState
 from dispatch.producer.call_headers import collect
 from dispatch.producer.request_ids import is_made_for
@@ -53,7 +54,10 @@ async def principal_of(request: Request) -> Principal:
         DispatchError: nobody that is known, or it cannot be said now.
     """
     control = control_of(request)
-    principal = await control.state.authority.principal(collect(request.scope["headers"]))
+    headers = collect(request.scope["headers"])
+    principal = await control.state.authority.principal(headers)
+    if not principal.key_id:
+        require_own_site(headers, request.scope.get("server"))
     meant = request.headers.get(GROUP_HEADER, control.group.name)
     if meant != control.group.name:
         message = f"this gateway serves the fabric group {control.group.name!r}, and another one is meant"
