@@ -12,8 +12,8 @@ from dispatch.cli.dev.stack import run
 from dispatch.telemetry.logs import set_up_logging
 
 _HELP = """Run everything on this machine until Ctrl-C: an embedded Valkey with the library and the default config, a
-simulated OpenAI-compatible backend, and two gateways that share the group. It listens on loopback only and reads no
-DISPATCH_* variables. Nothing stays behind: no process, no file.
+simulated OpenAI-compatible backend, and two gateways that share the group. It listens on loopback only, asks
+for no keys (also when some are created) and reads no DISPATCH_* variables. Nothing stays behind: no process, no file.
 
 Exit code: 0 after Ctrl-C or SIGTERM, when everything has stopped; 1 when it could not start, or a part of it ended by
 itself; 2 wrong usage.
