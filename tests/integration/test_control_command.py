@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +18,7 @@ import yaml
 
 from dispatch.fabric.records import Outcome
 from dispatch.fabric.schema import key
+from dispatch.ingress import IngressSettings
 from tests.support.commands import Commands, Done
 from tests.support.control import ControlStack, control_stack
 from tests.support.producing import eye
@@ -234,3 +239,38 @@ def test_what_answers_and_is_no_gateway_is_told(control: ControlStack, remote: C
     done = remote("pools", "list", "--gateway", f"{control.url}/v1/models")
     assert done.code == TROUBLE
     assert "has no such part of the control API" in done.err
+
+
+def test_names_come_whole_through_a_pipe(control: ControlStack, remote: Commands) -> None:
+    assert remote
+    [name] = control.hand.submit("backfill", request_id="x" * 128)
+    line = f"{sys.executable} -m dispatch requests list --gateway {control.url} --group {control.group}"
+    environment = {**os.environ, "COLUMNS": "20", "TERM": "dumb", "NO_COLOR": "1", "FORCE_COLOR": ""}
+    for rest, expected in ((f"| grep {name}", name), ("| head -1", "request"), ("--json | grep -c request_id", "")):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line} {rest}"], capture_output=True, text=True, timeout=30, check=False,
+            stdin=subprocess.DEVNULL, env=environment,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (DONE, "")
+        assert done.stdout.startswith(expected)
+        assert "\x1b" not in done.stdout
+        assert "…" not in done.stdout
+    remote("cancel", name)
+
+
+def test_when_valkey_is_away_a_command_over_a_gateway_says_so_soon(start_valkey: Callable[..., ValkeyProcess]) -> None:
+    server = start_valkey()
+    with ExitStack() as exits:
+        portal = exits.enter_context(anyio.from_thread.start_blocking_portal())
+        stack = control_stack(server.url, keys=False, settings=IngressSettings())
+        running = exits.enter_context(portal.wrap_async_context_manager(stack))
+        commands = Commands(running.url, running.group)
+        assert commands("pools", "list").code == DONE
+        server.pause()
+        started = time.monotonic()
+        done = commands("pools", "list")
+        took = time.monotonic() - started
+        server.resume()
+    assert (done.code, done.out, done.err.count("\n")) == (TROUBLE, "", 1)
+    assert "Valkey" in done.err
+    assert took < 3

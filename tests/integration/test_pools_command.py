@@ -55,7 +55,15 @@ def test_a_thousand_pools_are_all_listed(valkey: ValkeyProcess) -> None:
 
 @pytest.mark.parametrize("terminal", [{"COLUMNS": "20"}, {"COLUMNS": "20", "NO_COLOR": "1", "TERM": "dumb"}])
 @pytest.mark.parametrize(
-    "words", [("pools", "list"), ("pools", "show", "default"), ("config", "history"), ("doctor",), ("dead", "list")]
+    "words",
+    [
+        ("pools", "list"),
+        ("pools", "show", "default"),
+        ("config", "history"),
+        ("doctor",),
+        ("dead", "list"),
+        ("requests", "list"),
+    ],
 )
 def test_in_a_pipe_names_are_whole_and_nothing_is_coloured(
     valkey: ValkeyProcess, words: tuple[str, ...], terminal: dict[str, str]

@@ -78,6 +78,17 @@ def test_the_curl_lines_work(running: DevRun, line: str) -> None:
     assert '"choices"' in done.stdout
 
 
+def test_what_the_shell_submits_can_be_fetched(running: DevRun) -> None:
+    [lines] = [block for block in blocks("sh") if block.startswith("id=")]
+    lines = lines.replace("http://127.0.0.1:8080", running.gateways[0].removesuffix("/v1"))
+    fetch = lines.splitlines()[-1].partition("#")[0]
+    wait = f"for _ in $(seq 100); do {fetch} | grep -q choices && break; sleep 0.1; done"
+    done = subprocess.run(
+        ["bash", "-c", f"{lines}\n{wait}\n{lines}"], capture_output=True, text=True, timeout=40, check=True
+    )
+    assert '"state":"' in done.stdout
+
+
 def test_the_commands_and_options_exist() -> None:
     lines = [
         line.split("#")[0] for block in blocks("sh") for line in block.splitlines() if line.startswith("dispatch ")

@@ -48,6 +48,7 @@ _DOCUMENTED = {
         _header(OPERATION_HEADER, "which operation the body is a call of", enum=_OPERATIONS) | {"required": True},
         _header("X-Dispatch-Pool", "the pool; none = the key's, or `default`"),
         _header("X-Dispatch-Timeout-Ms", "how long it may take from now, 1 to 3600000"),
+        _header("X-Dispatch-Max-Wait-Ms", "how long it may wait to be launched"),
         _header("X-Dispatch-Fairness-Key", "for whom it is"),
         _header("X-Dispatch-Priority", "0 (first) to 3"),
         _header("X-Dispatch-Metadata", "a JSON object of scalars"),
