@@ -3,6 +3,7 @@
 `POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses` and `GET /v1/models`, each also under
 `/pools/{pool}`; `GET /healthz` (the process lives) and `GET /readyz` (it takes calls); the control API at `/api/v1`.
 There is no middleware: it would hide from a waiting call that its client has gone. Every error is an OpenAI error body.
+Where keys are asked for, they are checked before anything of a body is read; health and readiness need none.
 """
 
 from __future__ import annotations

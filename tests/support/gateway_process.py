@@ -50,7 +50,7 @@ class GatewayProcess:
     async def start(self) -> Self:
         """Start it and wait until it listens."""
         self.launch()
-        await until(lambda: self.event("listening") is not None or self.code is not None, within_s=15)
+        await until(lambda: self.event("listening") is not None or self.code is not None, within_s=40)
         assert self.code is None, self.stderr
         return self
 
