@@ -20,16 +20,14 @@ async def perform(run: Run) -> Outcome:
     call = read_call(Operation.CHAT_COMPLETIONS, request_body(stream=run.stream))
 
     async def repeat(client: EndpointClient) -> None:
-        warm = False
         while True:
             asked_at = time.perf_counter()
             first_at, wrong = await (_stream if run.stream else _whole)(client, endpoint, call, run)
             now = time.perf_counter()
             if wrong:
                 tally.failed(wrong)
-            if not tally.answered(now - asked_at, (first_at or now) - asked_at, warm=warm):
+            if not tally.answered(now - asked_at, (first_at or now) - asked_at):
                 return
-            warm = True
 
     async with EndpointClient() as client, asyncio.TaskGroup() as tasks:
         for _ in range(run.connections):

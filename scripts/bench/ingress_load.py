@@ -30,7 +30,6 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._asked_at = 0.0
         self._first_at = 0.0
-        self._warm = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # it is TCP
         """Ask for the first time."""
@@ -60,8 +59,7 @@ class Connection(asyncio.Protocol):
         now = time.perf_counter()
         if wrong := wrong_answer(self._run, self._parser.get_status_code(), b"".join(self._pieces)):
             self._fail(wrong)
-        elif self._tally.answered(now - self._asked_at, self._first_at - self._asked_at, warm=self._warm):
-            self._warm = True
+        elif self._tally.answered(now - self._asked_at, self._first_at - self._asked_at):
             self._ask()
         else:
             self._end()

@@ -28,7 +28,7 @@ SERVERS = {"gateway": ("gateway", "valkey"), "litellm": ("litellm",), "bare_clie
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of connections in one mode, and its rounds."""
+    """A number of connections in one mode, and its rounds; not every target need have run in each."""
 
     connections: int
     stream: bool
@@ -43,9 +43,9 @@ class Cell:
         """Return the targets that were measured."""
         return list(self.rounds[0])
 
-    def each(self, measure: Callable[[Round], float]) -> list[float]:
-        """Return a measure of each round."""
-        return [measure(one) for one in self.rounds]
+    def each(self, target: str, measure: Callable[[Round], float]) -> list[float]:
+        """Return a measure of each round that has `target`."""
+        return [measure(one) for one in self.rounds if target in one]
 
 
 def rps_per_core(one: Round, target: str, names: tuple[str, ...] = ()) -> float:
@@ -60,14 +60,11 @@ def added_ms(one: Round, target: str, percentile: str = "p50_ms") -> float:
 
 
 def ratios_of(cell: Cell) -> dict[str, list[float]]:
-    """Return the ratios of each round; those with LiteLLM only when it was measured."""
-    found = {"rate_over_bare_client": cell.each(lambda r: per_second(r["gateway"]) / per_second(r["bare_client"]))}
-    if "litellm" in cell.targets():
-        found["rps_per_core_over_litellm"] = cell.each(
-            lambda r: rps_per_core(r, "gateway") / (rps_per_core(r, "litellm") or 1.0)
-        )
-        found["added_p50_over_litellm"] = cell.each(lambda r: added_ms(r, "gateway") / added_ms(r, "litellm"))
-    return {name: found[name] for name in GOALS if name in found}
+    """Return the ratios of each round; those with LiteLLM only of rounds with it."""
+    bare = cell.each("bare_client", lambda r: per_second(r["gateway"]) / per_second(r["bare_client"]))
+    cores = cell.each("litellm", lambda r: rps_per_core(r, "gateway") / (rps_per_core(r, "litellm") or 1.0))
+    added = cell.each("litellm", lambda r: added_ms(r, "gateway") / added_ms(r, "litellm"))
+    return {name: values for name, values in zip(GOALS, (cores, added, bare), strict=True) if values}
 
 
 def figures_of(cell: Cell) -> dict[str, dict[str, Any]]:
@@ -76,27 +73,28 @@ def figures_of(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def _figures(cell: Cell, target: str) -> dict[str, Any]:
+    def told(measure: Callable[[Round], float]) -> dict[str, Any]:
+        return figure(cell.each(target, measure))
+
     figures = {
-        "rate": figure(cell.each(lambda r: per_second(r[target]))),
-        "p50_ms": figure(cell.each(lambda r: r[target].p50_ms)),
-        "p99_ms": figure(cell.each(lambda r: r[target].p99_ms)),
+        "rate": told(lambda r: per_second(r[target])),
+        "p50_ms": told(lambda r: r[target].p50_ms),
+        "p99_ms": told(lambda r: r[target].p99_ms),
     }
     if cell.stream:
-        figures["first_chunk_p50_ms"] = figure(cell.each(lambda r: r[target].first_p50_ms))
+        figures["first_chunk_p50_ms"] = told(lambda r: r[target].first_p50_ms)
     if target in ("gateway", "litellm"):
-        figures["added_p50_ms"] = figure(cell.each(lambda r: added_ms(r, target)))
-        figures["added_p99_ms"] = figure(cell.each(lambda r: added_ms(r, target, "p99_ms")))
+        figures["added_p50_ms"] = told(lambda r: added_ms(r, target))
+        figures["added_p99_ms"] = told(lambda r: added_ms(r, target, "p99_ms"))
         if cell.stream:
-            figures["added_first_chunk_p50_ms"] = figure(cell.each(lambda r: added_ms(r, target, "first_p50_ms")))
+            figures["added_first_chunk_p50_ms"] = told(lambda r: added_ms(r, target, "first_p50_ms"))
     if target in SERVERS:
-        figures["rps_per_core"] = figure(cell.each(lambda r: rps_per_core(r, target)))
+        figures["rps_per_core"] = told(lambda r: rps_per_core(r, target))
     if target == "gateway":
-        figures["rps_per_core_without_valkey"] = figure(cell.each(lambda r: rps_per_core(r, target, ("gateway",))))
+        figures["rps_per_core_without_valkey"] = told(lambda r: rps_per_core(r, target, ("gateway",)))
     names = cell.rounds[0][target].cpu_s
-    figures["cpu_us_per_request"] = {
-        name: figure(cell.each(lambda r, name=name: cpu_us(r[target], (name,)))) for name in names
-    }
-    figures["requests"] = sum(one[target].count for one in cell.rounds)
+    figures["cpu_us_per_request"] = {name: told(lambda r, name=name: cpu_us(r[target], (name,))) for name in names}
+    figures["requests"] = sum(one[target].count for one in cell.rounds if target in one)
     return figures
 
 

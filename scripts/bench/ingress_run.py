@@ -1,8 +1,9 @@
 """One run against one target: what is asked for, how its answers are counted, and what is told of it.
 
-A run is so many connections, each with one request at a time. It is counted from when every connection has had an
-answer until its time is over; after that nothing more is asked, and the last answers are waited for. So a slow target,
-too, is measured in the middle of its work, and nothing is broken off.
+A run is so many connections, each with one request at a time. It is counted from when as many answers as connections
+have come (not one for each: a target may serve some over and over while others wait), until its time is over and as
+many have come again; after that nothing more is asked, and the last answers are waited for. So a slow target, too, is
+measured in the middle of its work, and nothing is broken off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WORD = b"lorem"
 """Each token of an answer holds it once, so that a lost or doubled token is found by counting."""
 
 BODY_BYTES = 1024
-RUN_BOUND_S = 60.0
+RUN_BOUND_S = 120.0
 """How long a run may take beyond its own time: every answer is waited for."""
 
 _WARM_S = 0.15
@@ -58,7 +59,7 @@ class Tally:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._not_warm = run.connections
+        self._before = 0
         self._warm_at = time.perf_counter() + _WARM_S
         self._opened = 0.0
         self._closed = 0.0
@@ -67,18 +68,17 @@ class Tally:
         self._first: list[float] = []
         self.problem = ""
 
-    def answered(self, took_s: float, first_s: float, *, warm: bool) -> bool:
-        """Note an answer; `warm` = not the first one of its connection. Returns whether another is wanted."""
+    def answered(self, took_s: float, first_s: float) -> bool:
+        """Note an answer and when its body began; returns whether another is wanted."""
         now = time.perf_counter()
         if self._closed or self.problem:
             return False
-        if not warm:
-            self._not_warm -= 1
         if not self._opened:
-            if self._not_warm <= 0 and now >= self._warm_at:
+            self._before += 1
+            if self._before >= self._run.connections and now >= self._warm_at:
                 self._cpu, self._opened = self._cpu_now(), time.perf_counter()
             return True
-        if now >= self._opened + self._run.seconds:
+        if now >= self._opened + self._run.seconds and len(self._took) >= self._run.connections:
             self._closed, after = now, self._cpu_now()
             self._cpu = {name: used - self._cpu[name] for name, used in after.items()}
             return False

@@ -56,6 +56,8 @@ def start(children: Children, python: Path, backend_url: str, port: int) -> Chil
         "model_list": [{"model_name": "bench", "litellm_params": model}],
         "litellm_settings": {"telemetry": False, "num_retries": 0, "set_verbose": False},
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
+        # It asks for no key, as a gateway on loopback asks for none.
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
     }  # fmt: skip
     quiet = {"version": 1, "disable_existing_loggers": False, "loggers": {"uvicorn.access": {"level": "CRITICAL"}}}
     for name, document in (("litellm.yaml", config), ("litellm-log.json", quiet)):

@@ -47,28 +47,36 @@ def test_a_request_has_the_size_that_is_told(stream: bool) -> None:
     assert json.loads(body)["stream"] is stream
 
 
-def test_a_run_is_counted_from_when_every_connection_is_warm_until_its_time_is_over() -> None:
+def test_a_run_is_counted_from_when_as_many_answers_as_connections_have_come_until_its_time_is_over() -> None:
     tally = Tally(RUN)
-    assert tally.answered(9.0, 9.0, warm=False)
-    assert tally.answered(9.0, 9.0, warm=True)
     time.sleep(0.2)
-    assert tally.answered(9.0, 9.0, warm=False)  # the second connection's first: it counts from here
+    assert tally.answered(9.0, 9.0)
+    assert tally.answered(9.0, 9.0)  # the second one: it counts from here
     for _ in range(4):
-        assert tally.answered(0.002, 0.001, warm=True)
+        assert tally.answered(0.002, 0.001)
     time.sleep(0.06)
-    assert not tally.answered(9.0, 9.0, warm=True)
-    assert not tally.answered(9.0, 9.0, warm=True)
+    assert not tally.answered(9.0, 9.0)
+    assert not tally.answered(9.0, 9.0)
     outcome = tally.outcome()
     assert (outcome.count, outcome.p50_ms, outcome.p99_ms, outcome.first_p50_ms) == (4, 2.0, 2.0, 1.0)
     assert outcome.problem == ""
     assert outcome.seconds >= 0.05
 
 
+def test_a_run_goes_on_until_it_has_as_many_answers_as_connections() -> None:
+    tally = Tally(msgspec.structs.replace(RUN, connections=1, seconds=0.0))
+    time.sleep(0.2)
+    assert tally.answered(0.001, 0.001)
+    assert tally.answered(0.001, 0.001)
+    assert not tally.answered(0.001, 0.001)
+    assert tally.outcome().count == 1
+
+
 def test_a_run_with_a_wrong_answer_does_not_count() -> None:
     tally = Tally(RUN)
     tally.failed("answered 500")
     tally.failed("closed a connection")
-    assert not tally.answered(0.001, 0.001, warm=True)
+    assert not tally.answered(0.001, 0.001)
     assert tally.outcome() == Outcome(problem="answered 500")
 
 
@@ -106,6 +114,13 @@ def test_the_result_tells_medians_with_their_spread_and_what_misses_its_goal() -
     assert gateway["rps_per_core_without_valkey"]["median"] == 1250
     assert result["missed"] == missed(result["ratios"]) == ["rate_over_bare_client.whole_16"]
     assert "rate_over_bare_client" in report(result)
+
+
+def test_a_target_that_took_part_in_some_rounds_is_compared_in_those() -> None:
+    cell = Cell(16, stream=True, rounds=[one_round(1.0), one_round(0.5, litellm=False)])
+    assert ratios_of(cell)["rps_per_core_over_litellm"] == [5.0]
+    assert len(ratios_of(cell)["rate_over_bare_client"]) == 2
+    assert result_of([cell])["cells"]["stream_16"]["litellm"]["requests"] == 200
 
 
 def test_without_litellm_there_are_no_ratios_with_it() -> None:
