@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from dispatch.contract.answers import Meaning, Problem
-from dispatch.errors import DispatchError
+from dispatch.errors import AccessRefused, DispatchError
 from dispatch.fabric.api_keys import Role
 from dispatch.ingress.authority import Principal
 from dispatch.ingress.control.access import Control, Here, Observer, allows_all_pools, principal_of
@@ -72,17 +72,22 @@ class _Watcher:
         self._last = last
         self._totals: dict[str, Any] | None = None
         self._problem = ""
+        self._let_in = True
         self.goes_on = True
 
     async def check(self, request: Request) -> None:
-        """End the stream when the key is revoked or the gateway stops."""
-        if self._control.state.gateway.status().draining:
-            self.goes_on = False
+        """End the stream when the key is revoked or the gateway stops. While keys cannot be checked nothing is told."""
+        self._let_in = False
         try:
             principal = await principal_of(request)
             principal.require(Role.OBSERVE)
+            self._let_in = True
+        except AccessRefused:
+            self.goes_on = False
         except DispatchError:
-            self.goes_on = self.goes_on and bool(self._problem)  # while Valkey is away no key can be checked
+            pass
+        if self._control.state.gateway.status().draining:
+            self.goes_on = False
 
     async def news(self) -> AsyncIterator[ServerSentEvent]:
         """Yield what is new since the last time."""
@@ -90,7 +95,7 @@ class _Watcher:
         if look.problem != self._problem:
             self._problem = look.problem
             yield _event("fabric", {"answers": not look.problem, "problem": look.problem or None})
-        if look.problem:
+        if look.problem or not self._let_in:
             return
         if look.totals != self._totals:
             self._totals = look.totals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import Field
 from dispatch.contract.answer_fields import Ids
 from dispatch.contract.answers import Meaning, Problem, answer_of_reply
 from dispatch.contract.reply import Reply
+from dispatch.errors import PoolUnknown
 from dispatch.fabric.functions import fabric_snapshot, pool_estimate, request_cancel
 from dispatch.fabric.records import Cancellation
 from dispatch.ingress.authority import Principal
@@ -135,9 +137,10 @@ async def read_request(principal: Anyone, control: Here, request_id: RequestId, 
     if found.frame is not None:
         facts["reply"] = _reply_facts(found, str(request.url.path), may_read=changes(principal, _owner(found)))
     if facts["state"] == "queued":
-        estimate = await control.group.run(pool_estimate(facts["pool_id"]))
-        known = msgspec.to_builtins(estimate)
-        facts["queue"] = {"pool_id": facts["pool_id"], **known, "reason": estimate.reason or None}
+        with contextlib.suppress(PoolUnknown):  # its pool was taken out past the library
+            estimate = await control.group.run(pool_estimate(facts["pool_id"]))
+            known = msgspec.to_builtins(estimate)
+            facts["queue"] = {"pool_id": facts["pool_id"], **known, "reason": estimate.reason or None}
     return facts
 
 
@@ -228,6 +231,8 @@ def _reply_facts(found: Found, path: str, *, may_read: bool) -> dict[str, Any]:
         "finish_reasons": reply.head.finish_reasons, "response_model": reply.head.response_model,
         "gateway_id": reply.head.gateway_id, "endpoint_id": reply.head.endpoint_id, "href": f"{path}/reply",
     }  # fmt: skip
+    if not may_read and facts["error"] is not None:
+        facts["error"] |= {"param": None, "code": None}  # words of the endpoint's, for the caller alone
     if may_read and (body := _body(reply)) is not None:
         facts["body"] = body
     return facts
