@@ -109,13 +109,13 @@ def test_a_request_that_runs_is_told_whole(control: ControlStack) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("label", OPERATIONS)
-@pytest.mark.parametrize("kind", ["right", "wrong", "known"])
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [(kind, label) for kind in ("right", "wrong", "known") for label in OPERATIONS if kind != "known" or "{" in label],
+)
 def test_every_answer_is_one_of_the_document(control: ControlStack, label: str, kind: str) -> None:
     operation = OPERATIONS[label]
     known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in operation.path}
-    if kind == "known" and not known:
-        pytest.skip("nothing in its path")
     mode = GenerationMode.NEGATIVE if kind == "wrong" else GenerationMode.POSITIVE
     strategy = operation.as_strategy(mode, **({"path_parameters": known} if kind == "known" else {}))
     headers = {"authorization": f"Bearer {control.tokens['submit' if label == 'POST /requests' else 'admin']}"}
