@@ -315,7 +315,10 @@ def test_a_pool_with_work_is_not_removed_until_it_is_drained(
     lease = hand.claim(1)
     refused = dispatch("config", "set", "pools.backfill=null")
     assert refused.code == REFUSED
-    said = "pools is backfill: cannot be removed: 1 wait, 0 wait for their next attempt and 1 run in it; run: dispatch pools drain backfill"
+    said = (
+        "pools is backfill: cannot be removed: 1 wait, 0 wait for their next attempt and 1 run in it; "
+        "run: dispatch pools drain backfill"
+    )
     assert refused.err.splitlines()[0] == f"dispatch: {said}"
     assert dispatch("pools", "drain", "backfill").out == "pool backfill is now draining; 1 wait, 1 run\n"
     assert hand.refusal("backfill") == "pool_draining"
