@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from typing import Any
@@ -45,6 +46,7 @@ def main() -> None:
     only = [kind.strip() for kind in arguments.only.split(",") if kind.strip()]
     if unknown := set(only) - set(KINDS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is no fault; there are {', '.join(KINDS)}")
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # so that everything is cleaned up
     plan = make_plan(arguments.seed, arguments.requests, arguments.mode, arguments.rate, only)
     if arguments.calm:
         plan = msgspec.structs.replace(plan, faults=[])

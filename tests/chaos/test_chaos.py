@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.plan import FAILURES, MODES, make_plan
+from tests.chaos.world import until
 
 ROOT = Path(__file__).parents[2]
 ZERO = (
@@ -49,6 +52,26 @@ def holds(mode: str, seed: int, requests: int) -> None:
 @pytest.mark.parametrize(("mode", "seed", "requests"), ORDINARY)
 def test_every_request_ends_once_whatever_happens(mode: str, seed: int, requests: int) -> None:
     holds(mode, seed, requests)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("begun", ["chaos-*/g0-1.log", "chaos-*/p0-1.json"], ids=["starting", "calling"])
+def test_a_run_that_is_told_to_stop_leaves_nothing_behind(begun: str, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos.run", "--requests", "2000"],
+        cwd=ROOT,
+        env=dict(os.environ) | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        try:
+            until(lambda: bool(list(tmp_path.glob(begun))), 60, lambda: f"no {begun}")
+            run.terminate()
+            assert run.wait(30) == 128 + signal.SIGTERM
+        finally:
+            run.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.timeout(200)

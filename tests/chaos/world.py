@@ -65,8 +65,8 @@ class World:
     def __enter__(self) -> Self:
         try:
             self._start()
-        except BaseException:
-            self._stack.close()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return self
 
@@ -74,6 +74,8 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+        if kind in (KeyboardInterrupt, SystemExit):  # told to stop: nobody will look at what was found so far
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
         self._stack.callback(self.valkey.close)
