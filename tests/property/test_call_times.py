@@ -25,7 +25,7 @@ from tests.support.valkey import ValkeyProcess
 CALL_MS = 5.0
 CONFIG_FLOORS = 4.0
 """How many times the least that it takes (`FLOOR`: decode the document, read and write each pool) a config that changes
-1,000 pools may take: 2.9 to 3.2 in ten runs, 6.3 to 7.2 before. As times that was 28 to 64 ms on a machine whose speed
+1,000 pools may take: 2.9 to 3.2 in ten runs, 5.8 to 7.2 before. As times that was 26 to 64 ms on a machine whose speed
 changes by two."""
 FLOOR = """
 cjson.decode(ARGV[1])
