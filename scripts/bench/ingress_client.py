@@ -29,6 +29,7 @@ async def perform(run: Run) -> Outcome:
             if not tally.answered(now - asked_at, (first_at or now) - asked_at):
                 return
 
+    tally.begin()
     async with EndpointClient() as client, asyncio.TaskGroup() as tasks:
         for _ in range(run.connections):
             tasks.create_task(repeat(client))

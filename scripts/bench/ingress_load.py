@@ -18,10 +18,15 @@ from scripts.bench.ingress_run import Outcome, Run, Tally, obey, request_body, w
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection. `over` is done when it has asked for the last time and has its answer."""
+    """One kept connection. `greeted` is done when it has its first answer, `over` when it has its last one.
 
-    def __init__(self, run: Run, tally: Tally, request: bytes, over: asyncio.Future[None]) -> None:
-        self.over = over
+    The greeting makes sure that the target has taken the connection before the run begins: event loops accept one at a
+    time, between everything else they do, and those that come late would be counted as slow.
+    """
+
+    def __init__(self, run: Run, tally: Tally, request: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        self.greeted: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
         self._run = run
         self._tally = tally
         self._request = request
@@ -32,9 +37,10 @@ class Connection(asyncio.Protocol):
         self._first_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # it is TCP
-        """Ask for the first time."""
+        """Greet."""
         self._transport = transport
-        self._ask()
+        address = urlsplit(self._run.url)
+        transport.write(f"GET {self._run.greeting} HTTP/1.1\r\nhost: {address.netloc}\r\n\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
         """Read on."""
@@ -57,15 +63,22 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Check the answer, and ask again unless the run is over."""
         now = time.perf_counter()
-        if wrong := wrong_answer(self._run, self._parser.get_status_code(), b"".join(self._pieces)):
+        if not self.greeted.done():
+            if (status := self._parser.get_status_code()) == 200:
+                self.greeted.set_result(None)
+            else:
+                self._fail(f"answered {status} to {self._run.greeting}")
+        elif wrong := wrong_answer(self._run, self._parser.get_status_code(), b"".join(self._pieces)):
             self._fail(wrong)
         elif self._tally.answered(now - self._asked_at, self._first_at - self._asked_at):
-            self._ask()
+            self.ask()
         else:
             self._end()
 
-    def _ask(self) -> None:
-        assert self._transport is not None  # noqa: S101 - called when there is one
+    def ask(self) -> None:
+        """Ask, and again with each answer until the run is over."""
+        if self._transport is None or self.over.done():
+            return
         self._pieces.clear()
         self._asked_at = time.perf_counter()
         self._transport.write(self._request)
@@ -75,8 +88,9 @@ class Connection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        for done in (self.greeted, self.over):
+            if not done.done():
+                done.set_result(None)
         if self._transport is not None:
             self._transport.close()
 
@@ -95,14 +109,16 @@ async def perform(run: Run) -> Outcome:
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode() + body
     tally = Tally(run)
+    connections = [Connection(run, tally, request, loop) for _ in range(run.connections)]
+    for each in connections:
+        await loop.create_connection(functools.partial(_same, each), address.hostname or "", address.port or 80)
+    await asyncio.gather(*(each.greeted for each in connections))
     gc.collect()
     gc.disable()  # a collection would be told as the target's slowest answer
     try:
-        connections = []
-        for _ in range(run.connections):
-            made = Connection(run, tally, request, loop.create_future())
-            connections.append(made)
-            await loop.create_connection(functools.partial(_same, made), address.hostname or "", address.port or 80)
+        tally.begin()
+        for each in connections:
+            each.ask()
         await asyncio.gather(*(each.over for each in connections))
     finally:
         gc.enable()

@@ -56,10 +56,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go: which process asks, at which URL, and whose CPU time counts."""
+    """Where requests go: which process asks, at which URL, and whose CPU time counts. `greeting` as of `Run`."""
 
     asks: Child
     url: str
+    greeting: str
     pids: Mapping[str, int]
 
 
@@ -167,18 +168,17 @@ def _start(
     client = owned.start("bare_client", [*module, "scripts.bench.ingress_client"], is_asked=True)
     gateway.wait_for(f"http://127.0.0.1:{gateway_port}/readyz", _READY_S)
     behind = {"backend": backend.pid}
-    valkey = int(server.client.info("server")["process_id"])
+    own = {"gateway": gateway.pid, "valkey": int(server.client.info("server")["process_id"])}
     targets = {
-        "direct": Target(load, url, behind),
-        "bare_client": Target(client, url, behind),
-        "gateway": Target(
-            load, f"http://127.0.0.1:{gateway_port}/v1", {"gateway": gateway.pid, "valkey": valkey, **behind}
-        ),
+        "direct": Target(load, url, "/v1/models", behind),
+        "bare_client": Target(client, url, "", behind),
+        "gateway": Target(load, f"http://127.0.0.1:{gateway_port}/v1", "/healthz", behind | own),
     }
     if proxy is not None:
         try:
             litellm_peer.wait_ready(proxy, peer_port)
-            targets["litellm"] = Target(load, f"http://127.0.0.1:{peer_port}/v1", {"litellm": proxy.pid, **behind})
+            url = f"http://127.0.0.1:{peer_port}/v1"
+            targets["litellm"] = Target(load, url, litellm_peer.ALIVE, behind | {"litellm": proxy.pid})
         except litellm_peer.NotThere as error:
             _note(notes, f"LiteLLM is left out: {error}")
     return targets
@@ -192,7 +192,7 @@ def _measure(targets: dict[str, Target], effort: Effort, notes: list[str]) -> li
         for name in list(targets):
             say(f"warming up {name}{', streaming' if stream else ''}")
             seconds = _WARM_PEER_S if name == "litellm" else _WARM_S
-            _try(targets, name, Run("", effort.connections[0], stream, seconds, effort.tokens), notes)
+            _try(targets, name, Run("", "", effort.connections[0], stream, seconds, effort.tokens), notes)
     for number in range(effort.rounds):
         for cell in cells:
             say(f"round {number + 1} of {effort.rounds}, {cell.name} ({time.monotonic() - began:.0f} s)")
@@ -202,7 +202,7 @@ def _measure(targets: dict[str, Target], effort: Effort, notes: list[str]) -> li
                 name = names[(at + number) % len(names)]  # nobody always runs after the same one
                 if name == "litellm" and number >= effort.peer_rounds:
                     continue
-                plan = Run("", cell.connections, cell.stream, effort.seconds, effort.tokens)
+                plan = Run("", "", cell.connections, cell.stream, effort.seconds, effort.tokens)
                 if (outcome := _try(targets, name, plan, notes)) is not None:
                     one[name] = outcome
             cell.rounds.append(one)
@@ -213,7 +213,7 @@ def _measure(targets: dict[str, Target], effort: Effort, notes: list[str]) -> li
 
 def _try(targets: dict[str, Target], name: str, plan: Run, notes: list[str]) -> Outcome | None:
     target = targets[name]
-    plan = msgspec.structs.replace(plan, url=target.url, pids=dict(target.pids))
+    plan = msgspec.structs.replace(plan, url=target.url, greeting=target.greeting, pids=dict(target.pids))
     target.asks.tell(msgspec.json.encode(plan))
     outcome = msgspec.json.decode(target.asks.hear(plan.seconds + 2 * RUN_BOUND_S), type=Outcome)
     if not outcome.problem:

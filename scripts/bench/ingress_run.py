@@ -29,9 +29,14 @@ _WARM_S = 0.15
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What is asked for. `tokens` is how many an answer has, `pids` whose CPU time is told, by name."""
+    """What is asked for.
+
+    `greeting` is a path that costs the target little: each connection asks for it before the run begins. `tokens` is
+    how many an answer has, `pids` whose CPU time is told, by name.
+    """
 
     url: str
+    greeting: str
     connections: int
     stream: bool
     seconds: float
@@ -60,13 +65,17 @@ class Tally:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._before = 0
-        self._warm_at = time.perf_counter() + _WARM_S
+        self._warm_at = 0.0
         self._opened = 0.0
         self._closed = 0.0
         self._cpu: dict[str, float] = {}
         self._took: list[float] = []
         self._first: list[float] = []
         self.problem = ""
+
+    def begin(self) -> None:
+        """Note that the first requests go out now."""
+        self._warm_at = time.perf_counter() + _WARM_S
 
     def answered(self, took_s: float, first_s: float) -> bool:
         """Note an answer and when its body began; returns whether another is wanted."""

@@ -15,6 +15,9 @@ from scripts.bench.children import Child, Children, Failed
 VERSION = "1.106.12"
 """The newest all of whose `proxy` packages the package index has (1.108 to 1.110 pin some that are not there)."""
 
+ALIVE = "/health/liveliness"
+"""A path that it answers when it serves, at little cost."""
+
 _INSTALL_S = 1200.0
 _START_S = 120.0
 
@@ -81,7 +84,7 @@ def wait_ready(child: Child, port: int) -> None:
         NotThere: it does not.
     """
     try:
-        child.wait_for(f"http://127.0.0.1:{port}/health/liveliness", _START_S)
+        child.wait_for(f"http://127.0.0.1:{port}{ALIVE}", _START_S)
     except Failed as error:
         raise NotThere(str(error)) from error
 
