@@ -37,6 +37,7 @@ HOMES = {
     "httpx_aiohttp": {"backend"},
     "aiohttp": {"backend"},
     "opentelemetry": {"telemetry"},
+    "clickhouse_connect": {"telemetry/history"},
     "fastapi": {"ingress", "cli"},
     "starlette": {"ingress", "cli", "backend/simulated"},
     "uvicorn": {"ingress", "cli", "backend/simulated"},

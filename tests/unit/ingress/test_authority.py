@@ -135,6 +135,7 @@ async def test_where_keys_are_required_a_group_without_any_lets_nobody_in(clock:
         b"Bearer sk-1234567890123456789012345678901234567890",
         b"Bearer " + b"x" * 5_000,
     ],
+    ids=range(10),  # a token is drawn anew in each process, so it can be no part of a test's name
 )
 async def test_what_shows_no_token_is_refused(clock: Clock, value: bytes) -> None:
     async with checking(Keys(TEAM), "required") as authority:
