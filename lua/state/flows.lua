@@ -204,8 +204,9 @@ end
 
 --- Append entries to `found`, as { text, level }, up to `limit` of them: from `from` = { rank, level, offset } on, flow
 -- by flow in the order of their turns. Looks at a bounded number of flows. Returns where to go on, nil at the end.
+-- `from.counted`: levels that the record counts nothing in are not looked at.
 function flows.page(step, pool, from, found, limit)
-  local names = { flows.SHARED }
+  local names, levels = { flows.SHARED }, pool.record.levels
   if pool.record.keyed then
     names = server.call("ZRANGE", live_key(step, pool), from.rank, from.rank + PAGE_FLOWS_MAX - 1)
   end
@@ -213,7 +214,7 @@ function flows.page(step, pool, from, found, limit)
   for at, flow in ipairs(names) do
     for level = first_level, LEVELS - 1 do
       local room = limit - #found
-      local texts = room > 0
+      local texts = room > 0 and (levels[level + 1] > 0 or not from.counted)
         and server.call("LRANGE", list_key(step, pool, flow, level), offset, offset + room - 1) or {}
       for _, text in ipairs(texts) do found[#found + 1] = { text = text, level = level } end
       if #texts == room then return { rank = from.rank + at - 1, level = level, offset = offset + room } end

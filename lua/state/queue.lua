@@ -113,10 +113,12 @@ end
 --- Entries of the pool from `cursor` on ("" = the start), at most `limit`, as { text, level } (no level = given back):
 -- what was given back, then flow by flow in the order of their turns. Also where to go on, "" at the end. A page looks
 -- at a bounded number of flows, so it may be short without being the last.
-function queue.page(step, pool, cursor, limit)
+-- `counted`: the record's counts are believed, so what others wrote into a list that should be empty is not found.
+function queue.page(step, pool, cursor, limit, counted)
   local found = {}
   local rank, level, offset = string.match(cursor, "^(%d+)%.(%d+)%.(%d+)$")
-  local from = { rank = tonumber(rank or 0), level = tonumber(level or 0), offset = tonumber(offset or 0) }
+  local from = { rank = tonumber(rank or 0), level = tonumber(level or 0), offset = tonumber(offset or 0),
+    counted = counted }
   if not rank then
     local skip = tonumber(cursor) or 0
     local texts = server.call("ZRANGE", keys.of(step.root, "returned", pool.name), skip, skip + limit - 1)

@@ -196,7 +196,7 @@ end
 function sections.waiting(step, _, cursor, limit, subject)
   local rows, pool = {}, pools.get(step, subject)
   if not pool then return rows, "" end
-  local found, next_cursor = queue.page(step, pool, cursor, limit)
+  local found, next_cursor = queue.page(step, pool, cursor, limit, true)
   for _, item in ipairs(found) do
     local row = request_row(step, entry.decode(item.text).id)
     if row and row.state == "queued" then rows[#rows + 1] = row end

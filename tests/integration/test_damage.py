@@ -42,7 +42,7 @@ class Damaged:
         for _ in range(5):
             time.sleep(LEASE_MS / 4000)
             self.hand.beat(gateway="warden")
-        self.hand.run(f.lease_reap(limit=100))
+        self.hand.run(f.lease_reap(limit=LIMITS["reap_max"]))
 
     def serves(self, pool: str = "default") -> None:
         """Hold the group against what a new one does: a lone request is claimed at once, and nothing stays."""
