@@ -129,15 +129,20 @@ def decode_frame(raw: bytes) -> Frame:
             body=body,
             queue_ms=int(cells[7]) if cells[7] else None,
             execution_ms=int(cells[8]) if cells[8] else None,
-            tries=_tries(cells[_TRIES]) if len(cells) == _FIELDS and cells[_TRIES] else (),
+            tries=read_tries(cells[_TRIES]) if len(cells) == _FIELDS else (),
         )
         return Frame(int(cells[1]), cells[2], cells[9] == "1", reply)
     except (ValueError, msgspec.DecodeError) as error:
         raise ContractError(f"damaged reply frame for request {cells[3]!r}: {error}") from error
 
 
-def _tries(text: str) -> tuple[Attempt, ...]:
-    return tuple(_attempt(*one.split(",")) for one in text.split(";"))
+def read_tries(text: str) -> tuple[Attempt, ...]:
+    """Return the earlier attempts that `text` (as of a frame, "" = none) tells of.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return tuple(_attempt(*one.split(",")) for one in text.split(";")) if text else ()
 
 
 def _attempt(*cells: str) -> Attempt:

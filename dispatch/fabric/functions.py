@@ -73,7 +73,7 @@ def lease_settle(
             item.request_id, item.fence, item.outcome.value, _optional(item.status), item.error_type,
             item.error_message, item.verdict.value, item.hold_ms, _optional(item.input_tokens),
             _optional(item.output_tokens), item.head, item.body, int(item.by_reference),
-            _optional(item.actual_cost_units), int(item.retryable),
+            _optional(item.actual_cost_units), int(item.retryable), item.details,
         ]  # fmt: skip
     return FunctionCall("lease_settle", args, _settled)
 

@@ -157,7 +157,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """One item of `lease_settle`. `head` is an encoded `ReplyHead`; `body` is empty when `by_reference`.
 
     A reply over `inline_reply_bytes` is stored by SET under the reply body key first, then `by_reference` is set.
-    `retryable`: the endpoint answered nothing, so another attempt does no work twice.
+    `retryable`: the endpoint answered nothing, so another attempt does no work twice. `details`: an encoded
+    `AttemptDetails`, kept in the record of the ending; nothing but this gateway knows what stands in it.
     """
 
     request_id: str
@@ -175,6 +176,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     by_reference: bool = False
     actual_cost_units: int | None = None
     retryable: bool = False
+    details: bytes = b""
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -228,7 +228,7 @@ class Runner:
             execution = await self._stream(held, envelope, body, deadline_s)
         else:
             execution = await self._executor.execute(lease, envelope, body, deadline_s)
-        return await self._settlement(lease, execution)
+        return await self._settlement(lease, execution, body)
 
     async def _stream(self, held: Held, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
         """Pass a stream on as it comes; returns when the fabric has all of it, so that its end is told last."""
@@ -257,7 +257,7 @@ class Runner:
         # The body stands under the submit's nonce, which the lease carries.
         return await self._link.fetch(key(group, "request_body", id=lease.request_id, nonce=lease.nonce))
 
-    async def _settlement(self, lease: Lease, execution: Execution) -> Settlement:
+    async def _settlement(self, lease: Lease, execution: Execution, asked: bytes) -> Settlement:
         large = len(execution.body) > LIMITS["inline_reply_bytes"]
         if large:
             reply_key = key(self._link.group, "reply_body", id=lease.request_id)
@@ -267,7 +267,7 @@ class Runner:
                 # A settle is done all the same, as it frees memory in the end: the body travels in it.
                 log.warning("reply_body_not_stored", request_id=lease.request_id, size_bytes=len(execution.body))
                 large = False
-        return self._settler.executed(lease, execution, by_reference=large)
+        return self._settler.executed(lease, execution, asked, by_reference=large)
 
     def _unreadable(self, lease: Lease, error: Exception | None) -> Settlement:
         try:

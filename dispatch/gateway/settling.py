@@ -9,6 +9,7 @@ import msgspec
 from dispatch.backend.execution import ErrorType, Execution
 from dispatch.contract.reply import ReplyError, ReplyHead
 from dispatch.fabric.records import Lease, Outcome, Settlement, Verdict
+from dispatch.gateway.detailing import details_of
 from dispatch.gateway.holdings import Held, Phase, StopReason
 from dispatch.gateway.identity import Identity
 
@@ -41,8 +42,13 @@ class Settler:
         self._dispatcher_id = identity.dispatcher_id
         self._failed_head = ReplyHead(gateway_id=self.gateway_id, dispatcher_id=self._dispatcher_id)
 
-    def executed(self, lease: Lease, execution: Execution, *, by_reference: bool = False) -> Settlement:
-        """Settle with what the executor says; `by_reference` when the body was stored by itself."""
+    def executed(
+        self, lease: Lease, execution: Execution, asked: bytes = b"", *, by_reference: bool = False
+    ) -> Settlement:
+        """Settle with what the executor says; `by_reference` when the body was stored by itself.
+
+        `asked`: the body of the call, for the record.
+        """
         head = msgspec.structs.replace(execution.head, gateway_id=self.gateway_id, dispatcher_id=self._dispatcher_id)
         error, usage = head.error, head.usage
         return Settlement(
@@ -60,6 +66,7 @@ class Settler:
             body=b"" if by_reference else execution.body,
             by_reference=by_reference,
             retryable=execution.retryable,
+            details=details_of(execution, asked),
         )
 
     def failed(self, lease: Lease, error_type: str, message: str) -> Settlement:

@@ -2,7 +2,8 @@
 -- Keys:    group root
 -- Args:    gateway, dispatcher, nonce, want (0 = claim none), count, then per item: request_id fence outcome status
 --          error_type error_message verdict hold_ms input_tokens output_tokens head body by_reference(0|1)
---          actual_units ("" = as estimated) retryable(0|1: nothing was answered); outcome is succeeded, failed,
+--          actual_units ("" = as estimated) retryable(0|1: nothing was answered)
+--          details (JSON about the attempt, for its record; "" = none); outcome is succeeded, failed,
 --          cancelled, expired, producer_gone, lost (what then happens is the pool's delivery mode) or release (give
 --          back, the attempt is not counted)
 -- Answers: count, a word per item (OK | LEASE_LOST | PRODUCER_GONE | REQUEUED | RETRY), then the answer of lease_claim
@@ -33,7 +34,7 @@ local slots = require("state.slots")
 local state = require("state.step")
 local tries = require("lib.tries")
 
-local FIRST_ITEM, ITEM_LENGTH = 5, 15
+local FIRST_ITEM, ITEM_LENGTH = 5, 16
 local OUTCOMES = { succeeded = true, failed = true, cancelled = true, expired = true, lost = true, producer_gone = true,
   release = true }
 
@@ -44,7 +45,7 @@ local function read_item(args, index)
     error_type = args[at + 5], error_message = args[at + 6], verdict = args[at + 7],
     hold_ms = tonumber(args[at + 8]) or 0, input_tokens = args[at + 9], output_tokens = args[at + 10],
     reply = { head = args[at + 11], body = args[at + 12], by_reference = args[at + 13] == "1" },
-    actual_units = tonumber(args[at + 14]), retryable = args[at + 15] == "1",
+    actual_units = tonumber(args[at + 14]), retryable = args[at + 15] == "1", details = args[at + 16],
   }
 end
 
@@ -92,14 +93,14 @@ local function again(step, request, item, about)
   elseif item.outcome == "lost" then
     local ending = delivery.after_loss(step, request, item.error_message)
     if not ending then
-      delivery.run_again(step, request)
+      delivery.run_again(step, request, item.details)
       return "REQUEUED"
     end
     item.outcome = ending
   else
     local due = retry_due(step, request, item)
     if due then
-      tries.add(request, step.now, item.status, item.error_type)
+      tries.add(request, step.now, item.status, item.error_type, item.details)
       slots.delay(step, request, due, about)
       if item.reply.by_reference then replies.forget_body(step, request.id) end
       return "RETRY"

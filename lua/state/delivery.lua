@@ -20,9 +20,9 @@ function delivery.after_loss(step, request, lost)
   return nil
 end
 
---- Back to where it stood in its pool; the attempt counts.
-function delivery.run_again(step, request)
-  tries.add(request, step.now, "", "lost")
+--- Back to where it stood in its pool; the attempt counts. `details` of it: lib/tries.lua.
+function delivery.run_again(step, request, details)
+  tries.add(request, step.now, "", "lost", details)
   slots.give_back(step, request)
 end
 

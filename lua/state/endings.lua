@@ -11,22 +11,34 @@ local tries = require("lib.tries")
 
 local endings = {}
 
+local MESSAGE_MAX = 500
+
+-- Why the request's pool did not launch it at once: the reason that stood when it was launched, or stands now.
+local function skip_reason(step, request)
+  if request.state ~= "queued" then return request.skip or "" end
+  local pool = pools.get(step, request.pool)
+  return pool and pool.record.reason or request.skip or ""
+end
+
+-- Scalars and texts that are ours, never a body's. What the gateway alone knows stands in `details` (JSON it wrote).
 local function append(step, request, ending, facts)
   local leased = request.state == "leased"
   local chunks, _, first_chunk_ms = requests.streamed(request)
   server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*",
     "request_id", request.id, "ending", ending, "outcome", facts.outcome or ending, "pool", request.pool,
-    "producer", request.producer, "gateway", request.gateway, "endpoint", request.endpoint,
-    "attempt", request.attempt, "cost", request.cost, "submitted_ms", request.submitted_ms,
+    "producer", request.producer, "gateway", request.gateway, "dispatcher", request.dispatcher or "",
+    "endpoint", request.endpoint, "attempt", request.attempt, "cost", request.cost, "bytes", request.bytes,
+    "skip_reason", skip_reason(step, request), "submitted_ms", request.submitted_ms,
     "claimed_ms", leased and request.claimed_ms or "", "ended_ms", step.now,
     "status", facts.status or "", "error_type", facts.error_type or "",
+    "error_message", string.sub(facts.error_message or "", 1, MESSAGE_MAX),
     "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
     "chunks", chunks, "first_chunk_ms", first_chunk_ms or "", "tries", tries.encode(request.tries),
-    "envelope", request.envelope or "")
+    "tried", tries.encode_details(request.tries), "details", facts.details or "", "envelope", request.envelope or "")
 end
 
 --- End `request` (in whatever state it is) as `ending`. `facts`: outcome, status, error_type, error_message, tokens,
--- and `reply` (head, body, by_reference) when a gateway wrote one. The producer is told if it lives.
+-- details and `reply` (head, body, by_reference) when a gateway wrote one. The producer is told if it lives.
 -- Counters of queue and slots are the caller's: it knows where the request stood.
 function endings.finish(step, request, ending, facts)
   append(step, request, ending, facts)

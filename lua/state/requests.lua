@@ -2,9 +2,9 @@
 --
 -- The hash holds `state` and `ending` in words, `record` packed (pool, producer, nonce, cost, seq, submitted_ms,
 -- deadline_ms, bytes, model, message_count, flow, level, idempotency, detached; from the last claim: gateway,
--- dispatcher, fence, claimed_ms, endpoint, claim_nonce, attempt, units, probe_until; earlier `tries`; due_ms of a
--- retry), the producer's `envelope`, `body` if it is small (a large one has its own key), and of a stream that began
--- `stream`: chunks|bytes|first_ms.
+-- dispatcher, fence, claimed_ms, endpoint, claim_nonce, attempt, units, probe_until, skip (why it was not launched
+-- sooner); earlier `tries`; due_ms of a retry), the producer's `envelope`, `body` if it is small (a large one has its
+-- own key), and of a stream that began `stream`: chunks|bytes|first_ms.
 local keys = require("state.keys")
 local packed = require("state.packed")
 local schema = require("schema")
@@ -101,7 +101,8 @@ local function write(step, request, state)
     units = request.units, attempt = request.attempt, fence = request.fence,
     gateway = request.gateway, dispatcher = request.dispatcher, endpoint = request.endpoint,
     claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce, probe_until = request.probe_until,
-    tries = request.tries, due_ms = request.due_ms, idempotency = request.idempotency, detached = request.detached }))
+    tries = request.tries, skip = request.skip, due_ms = request.due_ms, idempotency = request.idempotency,
+    detached = request.detached }))
 end
 
 --- queued -> leased.

@@ -40,7 +40,7 @@ LOAD = "dispatch scripts load"
 
 OLDER = {
     "schema.toml": [("version = 1\n# Names", "version = 0\n# Names")],
-    "functions/lease_settle.lua": [("local FIRST_ITEM, ITEM_LENGTH = 5, 15", "local FIRST_ITEM, ITEM_LENGTH = 5, 9")],
+    "functions/lease_settle.lua": [("local FIRST_ITEM, ITEM_LENGTH = 5, 16", "local FIRST_ITEM, ITEM_LENGTH = 5, 9")],
 }
 """A library that takes settles in another form."""
 

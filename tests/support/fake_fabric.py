@@ -268,7 +268,7 @@ class FakeFabric:
     def _lease_settle(self, args: list[Any]) -> list[Any]:
         self._known()
         _, _, nonce, want, count, *cells = args
-        rows = [cells[at : at + 15] for at in range(0, 15 * count, 15)]
+        rows = [cells[at : at + 16] for at in range(0, 16 * count, 16)]
         if self.poison and any(row[0] == self.poison and row[11] for row in rows):
             raise BadArgument("a result that is not taken")
         if nonce not in self._answers:
