@@ -76,16 +76,17 @@ def create_app(state: IngressState) -> FastAPI:
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_class=Response)
-    async def healthz() -> Response:
+    async def healthz(request: Request) -> Response:
         """Say that the process lives and its event loop turns."""
-        return Response(b'{"status":"ok"}', media_type=JSON)
+        return _response(request, Answer(HTTPStatus.OK, [("content-type", JSON)], b'{"status":"ok"}'))
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_class=Response)
-    async def readyz() -> Response:
+    async def readyz(request: Request) -> Response:
         """Say whether this gateway takes calls, and why not."""
         ready, body = await readiness(state.gateway, state.settings.ready_timeout_s)
-        return Response(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, media_type=JSON)
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _response(request, Answer(status, [("content-type", JSON)], body))
 
     if state.connection is not None:
         app.mount(CONTROL, create_control(state, held))

@@ -37,6 +37,7 @@ _LENGTHS = rejected(_BAD, "invalid_http", "a request must have one Content-Lengt
 _CODING = rejected(_BAD, "invalid_http", "the only Transfer-Encoding taken is 'chunked', once and in HTTP/1.1")
 _BOTH = rejected(_BAD, "invalid_http", "a request must not have both Content-Length and Transfer-Encoding")
 _HOSTS = rejected(_BAD, "invalid_http", "a request must not have more than one Host")
+_NO_HOST = rejected(_BAD, "invalid_http", "a request must have a Host (RFC 9112 section 3.2)")
 _CHUNK = rejected(
     _BAD, "invalid_http", "the body's chunks cannot be read: plain sizes, no extensions and no trailers are taken"
 )
@@ -153,8 +154,11 @@ class Framing:
             raise Refused(_CODING)
         if lengths and (len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0])):
             raise Refused(_LENGTHS)
-        if len(found.get(b"host", ())) > 1:
+        hosts = len(found.get(b"host", ()))
+        if hosts > 1:
             raise Refused(_HOSTS)
+        if not hosts and minor == b"1":
+            raise Refused(_NO_HOST)
         self._chunks = bool(codings)
         self._line_is_size, self._size = True, 0
         self._left = int(lengths[0]) if lengths else 0

@@ -237,6 +237,7 @@ async def test_keys_are_made_shown_without_hashes_and_revoked(control: ControlSt
     }  # fmt: skip
     assert answer.headers["location"] == f"/api/v1/keys/{key_id}"
     assert (await control.get(f"/keys/{key_id}")).json() == made["key"]
+    assert made["notes"] == []
     control.tokens["new"] = made["token"]
     assert [row["pool_id"] for row in await control.rows("/pools", "new")] == ["backfill"]
     with eye(control.hand.url) as look:
@@ -260,7 +261,12 @@ WRONG: list[tuple[str, str, Any, int, str, str]] = [
     ("GET", "/pools?limit=0", None, 400, "invalid_value", "limit"),
     ("GET", "/pools?limit=many", None, 400, "invalid_value", "limit"),
     ("GET", "/pools?cursor=-1", None, 400, "invalid_value", "cursor"),
-    ("GET", "/pools?colour=red", None, 400, "invalid_value", "colour"),
+    ("GET", "/pools?colour=red", None, 400, "unknown_parameter", "colour"),
+    ("GET", "/pools?limit=1&limit=2", None, 400, "invalid_value", "limit"),
+    ("GET", "/pools/default/estimate?cost=-1", None, 400, "unknown_parameter", "cost"),
+    ("GET", "/pools/default?limit=1", None, 400, "unknown_parameter", "limit"),
+    ("GET", "/keys?limit=1", None, 400, "unknown_parameter", "limit"),
+    ("DELETE", "/keys/x?actor=a&actor=b", None, 400, "invalid_value", "actor"),
     ("GET", "/pools/a%7Bb", None, 400, "invalid_value", "pool"),
     ("GET", "/snapshot?section=prompts", None, 400, "invalid_value", "section.0"),
     ("GET", "/snapshot?cursor=1", None, 400, "invalid_value", "cursor"),
@@ -301,7 +307,16 @@ async def test_what_is_wrong_is_told_in_one_form_with_the_field_named(control: C
     assert told(form) == (415, "unsupported_media_type")
 
 
+async def test_a_key_of_a_pool_that_is_not_there_is_made_with_a_note(control: ControlStack) -> None:
+    grant = {"name": "early", "pools": ["backfill", "later"], "pool": "later"}
+    answer = await control.http().post("/keys", json=grant)
+    assert answer.status_code == 201
+    assert answer.json()["notes"] == [f"pool 'later' is not configured in group {control.group}"]
+
+
 async def test_answers_carry_an_id_and_are_not_to_be_stored(control: ControlStack) -> None:
+    document = await control.http().get("/openapi.json", headers={"x-request-id": "mine"})
+    assert document.headers["x-request-id"] == "mine"
     for path in ("/pools", "/requests/nothing"):
         answer = await control.http().get(path, headers={"x-request-id": "mine"})
         assert answer.headers.get_list("x-request-id") == ["mine"]

@@ -18,7 +18,7 @@ from dispatch.errors import NotAllowed
 from dispatch.fabric.api_keys import Role
 from dispatch.ingress.authority import Principal
 from dispatch.ingress.body import Held
-from dispatch.ingress.control.answering import Refusal
+from dispatch.ingress.control.answering import ControlRoute, Refusal
 from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.watching import Watch
 from dispatch.ingress.sites import require_own_site
@@ -51,7 +51,7 @@ async def principal_of(request: Request) -> Principal:
 
     Raises:
         Refusal: it is meant for another group.
-        DispatchError: nobody that is known, or it cannot be said now.
+        DispatchError: nobody that is known, or it cannot be said now, or a parameter is unknown or given twice.
     """
     control = control_of(request)
     headers = collect(request.scope["headers"])
@@ -62,6 +62,8 @@ async def principal_of(request: Request) -> Principal:
     if meant != control.group.name:
         message = f"this gateway serves the fabric group {control.group.name!r}, and another one is meant"
         raise Refusal(rejected(HTTPStatus.MISDIRECTED_REQUEST, "another_group", message, GROUP_HEADER))
+    if isinstance(route := request.scope.get("route"), ControlRoute):
+        route.require_known_query(request)
     return principal
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import structlog
 from fastapi import Request, Response
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError, ResponseValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from dispatch.contract.answer_fields import Ids, raw_fields
 from dispatch.contract.answers import INTERNAL, JSON, Answer, Problem, answer_of_problem, problem_of, rejected
-from dispatch.errors import DispatchError
+from dispatch.errors import DispatchError, InvalidRequest
 from dispatch.ingress.body import BodyTooSlow, ClientGone
 from dispatch.producer.call_headers import caller_request_id, collect
 
@@ -40,6 +42,33 @@ class Refusal(Exception):
 class ControlRoute(APIRoute):
     """A route whose answers all carry the ids, and whose errors have one form."""
 
+    def require_known_query(self, request: Request) -> None:
+        """Make sure that the request asks for nothing that the route does not know, and for nothing twice.
+
+        Raises:
+            InvalidRequest: it does; an answer to something else than was asked would look right.
+        """
+        given = request.query_params.multi_items()
+        for name, _ in given:
+            if name not in self._query_names:
+                allowed = f"it takes {', '.join(sorted(self._query_names))}" if self._query_names else "it takes none"
+                message = f"{request.method} {self.path_format} has no parameter {name[:_SHOWN_MAX]!r}: {allowed}"
+                raise InvalidRequest(message, param=name[:_SHOWN_MAX], code="unknown_parameter")
+        for name, may_repeat in self._query_names.items():
+            if not may_repeat and len(request.query_params.getlist(name)) > 1:
+                raise InvalidRequest(f"{name} is given more than once", param=name, code="invalid_value")
+
+    @cached_property
+    def _query_names(self) -> dict[str, bool]:
+        """By name: whether it is a list."""
+        others = {"path", "header", "cookie"}
+        found = get_flat_params(self.dependant)  # those of a model do not say where they stand: they are of the query
+        return {
+            one.alias: get_origin(one.field_info.annotation) is list
+            for one in found
+            if getattr(one.field_info, "in_", None) not in others
+        }
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the framework's handler."""
         handle = super().get_route_handler()
@@ -53,7 +82,7 @@ class ControlRoute(APIRoute):
                 response = as_response(_answer_of(error))
             response.headers.setdefault("cache-control", "no-store")
             if "x-request-id" not in response.headers:
-                response.raw_headers.extend(Ids(_caller_id(request)).fields())
+                response.raw_headers.extend(ids_of(request).fields())
             return response
 
         return answered
@@ -77,7 +106,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     answer = answer_of_problem(problem)
     more = getattr(error, "headers", None) or {}  # of a 405: the methods that are allowed
     answer.fields.extend((name.lower(), value) for name, value in more.items())
-    return as_response(answer, Ids(_caller_id(request)))
+    return as_response(answer, ids_of(request))
 
 
 def _answer_of(error: Exception) -> Answer:
@@ -121,5 +150,6 @@ def invalid(problems: Sequence[Any]) -> Problem:
     return rejected(HTTPStatus.BAD_REQUEST, code, f"{name or 'the request'}{shown}: {reason}", name)
 
 
-def _caller_id(request: Request) -> str | None:
-    return caller_request_id(collect(request.scope["headers"]))
+def ids_of(request: Request) -> Ids:
+    """Return the ids that an answer to this request carries."""
+    return Ids(caller_request_id(collect(request.scope["headers"])))

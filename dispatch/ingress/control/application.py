@@ -5,17 +5,19 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Security
+import msgspec
+from fastapi import FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
 from fastapi.security import HTTPBearer
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
-from dispatch.contract.answers import JSON
+from dispatch.contract.answers import JSON, Answer
 from dispatch.ingress.body import Held
 from dispatch.ingress.control import config, dead, events, fleet, keys, pools, requests, snapshot, submitting
 from dispatch.ingress.control.access import Control
-from dispatch.ingress.control.answering import on_http_exception
+from dispatch.ingress.control.answering import JSON_FIELDS, as_response, ids_of, on_http_exception
 from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.watching import Watch
 from dispatch.ingress.state import IngressState
@@ -50,6 +52,7 @@ def create_control(state: IngressState, held: Held) -> FastAPI:
         title="Fabric Dispatch",
         version=_VERSION,
         description=_DESCRIPTION,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -62,6 +65,12 @@ def create_control(state: IngressState, held: Held) -> FastAPI:
     for module in (snapshot, pools, config, submitting, requests, dead, keys, events, fleet):
         app.include_router(module.router)
     app.add_exception_handler(HTTPException, on_http_exception)
+
+    async def document(request: Request) -> Response:
+        """Describe the API; it tells nothing of the group, so no key is asked for."""
+        return as_response(Answer(HTTPStatus.OK, [*JSON_FIELDS], msgspec.json.encode(app.openapi())), ids_of(request))
+
+    app.router.routes.append(Route("/openapi.json", document, methods=["GET"]))
     return app
 
 

@@ -10,13 +10,15 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dispatch.contract.answers import rejected
+from dispatch.errors import DispatchError, GroupUnknown
 from dispatch.fabric.api_keys import NAME_MAX, POOLS_MAX, Grant, KeyRecord, Role, new_key, read_record
-from dispatch.fabric.functions import key_change, key_read
+from dispatch.fabric.functions import fabric_snapshot, key_change, key_read
 from dispatch.fabric.schema import LIMITS
 from dispatch.ingress.control.access import Admin, Here, actor_of, require_all_pools
 from dispatch.ingress.control.answering import ControlRoute, Refusal
 from dispatch.ingress.control.bodies import documented, read_change
 from dispatch.ingress.control.documenting import BODY, errors
+from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.paging import NAME, Actor
 from dispatch.ingress.control.shapes import Shape
 
@@ -54,6 +56,7 @@ class Made(Shape):
 
     key: KeyFacts
     token: str
+    notes: list[str] = Field(description="what is probably not meant: a pool that is not configured")
 
 
 class Revoked(Shape):
@@ -105,6 +108,7 @@ async def create_key(request: Request, response: Response, principal: Admin, con
         fairness_key=asked.fairness_key,
         cost=asked.cost,
     )
+    notes = await _notes(control.group, grant)
     made = new_key(grant)
     call = key_change("create", made.key_id, made.record, actor=actor_of(principal, asked.actor))
     word = await control.group.run(call)
@@ -112,7 +116,7 @@ async def create_key(request: Request, response: Response, principal: Admin, con
         why = f"the group has {LIMITS['keys_max']} keys, which is its bound" if word == "FULL" else "try again"
         raise Refusal(rejected(HTTPStatus.CONFLICT, "keys_full", f"no key was made: {why}"))
     response.headers["location"] = f"{request.url.path}/{made.key_id}"
-    return {"key": _facts(made.key_id, made.record), "token": made.token}
+    return {"key": _facts(made.key_id, made.record), "token": made.token, "notes": notes}
 
 
 @router.get("/{key_id}", response_model=KeyFacts, responses=errors(404))
@@ -133,6 +137,19 @@ async def revoke_key(principal: Admin, control: Here, key_id: KeyId, actor: Acto
     if word != "REVOKED":
         raise _unknown(key_id)
     return {"key_id": key_id, "revoked": True}
+
+
+async def _notes(group: Group, grant: Grant) -> list[str]:
+    """Say which pools of a key are not there. No error: a key may be made before its pool."""
+    named = list(dict.fromkeys([*(grant.pools or ()), *([grant.pool] if grant.pool else [])]))
+    pages = await group.attempt_many([fabric_snapshot("pools", subject=pool) for pool in named])
+    missing = []
+    for pool, page in zip(named, pages, strict=True):
+        if isinstance(page, DispatchError) and not isinstance(page, GroupUnknown):
+            raise page
+        if isinstance(page, GroupUnknown) or not page["rows"]:
+            missing.append(pool)
+    return [f"pool {pool!r} is not configured in group {group.name}" for pool in missing]
 
 
 def _facts(key_id: str, encoded: bytes) -> dict[str, Any]:

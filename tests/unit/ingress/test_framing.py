@@ -12,11 +12,14 @@ from dispatch.ingress.framing import Framing, Refused
 
 BODY = b'{"model":"m"}'
 PLAIN = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n" + BODY
-BARE = b"GET /healthz HTTP/1.1\r\n\r\n"
+BARE = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKS = b"5\r\n{\r\n\r\n\r\n0000000A\r\n0123456789\r\n0\r\n\r\n"
-CHUNKED = b"POST /v1/x HTTP/1.1\r\ntransfer-encoding: Chunked\r\n\r\n" + CHUNKS
-OFFER = b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings, te\r\nHTTP2-Settings: AAMA\r\n\r\n"
-DECLINED = b"GET / HTTP/1.1\r\nconnection: te\r\n\r\n"
+CHUNKED = b"POST /v1/x HTTP/1.1\r\nhost:\r\ntransfer-encoding: Chunked\r\n\r\n" + CHUNKS
+OFFER = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings, te\r\n"
+    b"HTTP2-Settings: AAMA\r\n\r\n"
+)
+DECLINED = b"GET / HTTP/1.1\r\nHost: a\r\nconnection: te\r\n\r\n"
 
 
 def cut(*pieces: bytes) -> tuple[bytes, bool]:

@@ -106,6 +106,7 @@ ATTEMPTS: dict[str, bytes] = {
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a version in small letters": post(LENGTH, line=LINE.replace(b"HTTP", b"http"), body=BODY),
     "two hosts": post(b"Host: y", LENGTH, body=BODY),
+    "no host": head([LINE, LENGTH]) + BODY,
     # Chunks
     "a chunk with an extension": post(CHUNKED, body=INSIDE.replace(b"\r\n", b";a=b\r\n", 1)),
     "a chunk with an empty extension": post(CHUNKED, body=INSIDE.replace(b"\r\n", b";\r\n", 1)),
