@@ -307,3 +307,34 @@ async def test_a_gateway_process_that_is_told_to_stop_ends_its_streams(valkey: V
             assert body == ONE + STOP + DONE
         else:
             assert error_event(body)["code"] == "lost"
+
+
+async def test_a_frozen_gateway_that_wakes_adds_nothing_to_its_stream(valkey: ValkeyProcess) -> None:
+    """Field report 27: chunks of one run only, in order; the zombie drops its backend, and the ending is one."""
+    steps = [step for at in range(400) for step in (Write(data(chunk(f"{at} "))), Pause(0.05))]
+    async with StubBackend(script(*steps)) as stub:
+        group = unique_group()
+        document = default_document(f"{stub.url}/v1")
+        document["pools"] = [{"pool_id": "default", "delivery": "at_least_once", "max_attempts": 3}]
+        document["lease_ms"] = 1_000
+        configure(valkey.url, group, document)
+        async with (
+            GatewayProcess(valkey.url, group, gateway_id="zombie") as zombie,
+            DispatchClient(valkey.url, fabric_group=group) as client,
+        ):
+            stream = client.stream(model="m", messages=MESSAGES)
+            texts = [(await anext(stream)).text for _ in range(3)]
+            async with GatewayProcess(valkey.url, group, gateway_id="other"):
+                zombie.signal(signal.SIGSTOP)
+                try:
+                    with pytest.raises(RequestEnded) as ended:
+                        async for part in stream:
+                            texts.append(part.text)
+                finally:
+                    zombie.signal(signal.SIGCONT)
+                await gone(stub.connections[0], 3)
+                await until(lambda: counters_above_zero(valkey.url, group) == {})
+            assert ended.value.reply.ending == "lost"
+            assert [int(text) for text in texts] == list(range(len(texts)))
+            assert len(stub.connections) == 1  # of what its caller has begun to read, no other run follows
+        assert list(endings_by_request(valkey.url, group).values()) == [1]
