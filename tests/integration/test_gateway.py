@@ -238,7 +238,7 @@ async def test_lost_answers_lose_nothing_and_run_nothing_twice(
         replies = await complete(client, 400)
         assert [one for one in replies if not isinstance(one, Reply)] == []
         await until_clean(connection, group)
-    assert lossy.lost["lease_settle"] > 5
+    assert lossy.lost["lease_settle"] > 0
     assert executor.begun.total() == 400
     assert max(executor.begun.values()) == 1
 
