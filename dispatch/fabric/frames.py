@@ -3,10 +3,12 @@
 A terminal frame has three parts, divided by newlines: a line of scalars that Lua wrote, the gateway's `ReplyHead` as
 JSON, and the endpoint's body, raw. Lua never reads the second and third part.
 
-    contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries
+    contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries|submitted_ms|
+    traceparent
 
-`tries` are the earlier attempts, joined by `;`, the cells of each (see `Attempt`) by `,`. A frame without this field is
-one that an older library pushed.
+`tries` are the earlier attempts, joined by `;`, the cells of each (see `Attempt`) by `,`. The last two say to which
+trace the request belongs (`read_delivered`). A frame without the last two or three fields is one that an older library
+pushed.
 
 A frame of chunks is a line of scalars and then a line for each chunk: its event ("" where events have no names) and its
 data. `number` is that of the first one, from 0. The terminal frame of a request follows all of them.
@@ -24,8 +26,9 @@ from dispatch.contract.envelope import CONTRACT_VERSION
 from dispatch.contract.reply import Attempt, Reply, ReplyHead
 from dispatch.errors import ContractError, ContractMismatch
 
-_FIELDS = 11
-_TRIES = 10
+_FIELDS = 13
+_TRIES, _SUBMITTED, _TRACEPARENT = 10, 11, 12
+_FORMS = (_TRIES, _SUBMITTED, _FIELDS)
 _CHUNK_FIELDS = 5
 _CHUNKS = b"chunks"
 _CONTRACT = b"%d" % CONTRACT_VERSION
@@ -116,7 +119,7 @@ def decode_frame(raw: bytes) -> Frame:
         raise ContractError(f"not a reply frame: {raw[:40]!r}")
     if int(cells[0]) != CONTRACT_VERSION:
         raise ContractMismatch(f"reply frame of contract {cells[0]}, this process speaks {CONTRACT_VERSION}")
-    if len(cells) not in (_TRIES, _FIELDS):
+    if len(cells) not in _FORMS:
         raise ContractError(f"reply frame with {len(cells)} fields, {_FIELDS} are expected")
     head, _, body = rest.partition(b"\n")
     try:
@@ -129,11 +132,41 @@ def decode_frame(raw: bytes) -> Frame:
             body=body,
             queue_ms=int(cells[7]) if cells[7] else None,
             execution_ms=int(cells[8]) if cells[8] else None,
-            tries=read_tries(cells[_TRIES]) if len(cells) == _FIELDS else (),
+            tries=read_tries(cells[_TRIES]) if len(cells) > _TRIES else (),
         )
         return Frame(int(cells[1]), cells[2], cells[9] == "1", reply)
     except (ValueError, msgspec.DecodeError) as error:
         raise ContractError(f"damaged reply frame for request {cells[3]!r}: {error}") from error
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """What the header line of a terminal frame says of a reply that its producer has handed over.
+
+    Times are milliseconds of the server's clock. `traceparent` is the producer's, "" = none.
+    """
+
+    request_id: str
+    pool_id: str
+    ending: str
+    submitted_ms: int
+    ended_ms: int
+    traceparent: str
+
+
+def read_delivered(line: bytes) -> Delivered | None:
+    """Read the header line of a terminal frame; None = an older library pushed it, or it is none.
+
+    Never raises: what cannot be read cannot be measured.
+    """
+    cells = line.decode("utf-8", "replace").split("|")
+    if len(cells) != _FIELDS:
+        return None
+    try:
+        submitted_ms, queue_ms = int(cells[_SUBMITTED]), int(cells[7])
+        ended_ms = submitted_ms + queue_ms + (int(cells[8]) if cells[8] else 0)
+    except ValueError:
+        return None
+    return Delivered(cells[3], cells[5], cells[4], submitted_ms, ended_ms, cells[_TRACEPARENT])
 
 
 def read_tries(text: str) -> tuple[Attempt, ...]:

@@ -17,12 +17,14 @@ from dispatch.errors import DispatchError
 from dispatch.fabric import records as r
 from dispatch.fabric.calls import Argument, FunctionCall
 from dispatch.fabric.faults import ServerFault, to_error
+from dispatch.fabric.streams import RecordsState, StreamState
 
 _LEASE_FIELDS = 16
 _CLAIM_FIELDS = 7
 _SUBMIT_SENDER = 4
 _ADMISSION_FIELDS = 5
 _CONFIGURED_FIELDS = 4
+_STREAM_FIELDS = 8
 
 
 Admission = r.Admitted | r.Exists | r.Replayed | r.Refused
@@ -185,6 +187,11 @@ def key_change(action: str, key_id: str, record: bytes = b"", *, actor: str) -> 
 def key_read(key_id: str = "") -> FunctionCall[dict[str, bytes]]:
     """Read the record of one caller's key, or of all, by key id."""
     return FunctionCall("key_read", [key_id], _key_records, read_only=True)
+
+
+def records_watch(reader: str, *, prepare: bool = False) -> FunctionCall[RecordsState]:
+    """Say how far `reader` (a consumer group) has read the record streams; `prepare` makes it where it is missing."""
+    return FunctionCall("records_watch", [reader, int(prepare)], _records_state)
 
 
 def library_version() -> FunctionCall[r.LibraryVersion]:
@@ -350,6 +357,19 @@ def _dead_content(answer: list[Any]) -> r.DeadContent | None:
 
 def _repaired(answer: list[Any]) -> bool:
     return _text(answer[0]) == "REPAIRED"
+
+
+def _records_state(answer: list[Any]) -> RecordsState:
+    endings, deliveries = (_stream_state(answer[at : at + _STREAM_FIELDS]) for at in (1, 1 + _STREAM_FIELDS))
+    return RecordsState(lost=answer[0], endings=endings, deliveries=deliveries)
+
+
+def _stream_state(cells: list[Any]) -> StreamState:
+    lag, pending = (None if cell in (b"", "") else cell for cell in cells[5:7])
+    return StreamState(
+        length=cells[0], added=cells[1], first_id=_text(cells[2]), last_id=_text(cells[3]), read_id=_text(cells[4]),
+        lag=lag, pending=pending, lost_now=cells[7],
+    )  # fmt: skip
 
 
 def _library_version(answer: list[Any]) -> r.LibraryVersion:

@@ -11,6 +11,7 @@
 -- Cost:    linear in limit
 -- Twice:   the second finds what the first left
 local due = require("state.due")
+local endings = require("state.endings")
 local faults = require("state.faults")
 local gateways = require("state.gateways")
 local reaping = require("state.reaping")
@@ -30,6 +31,7 @@ local function run(keys, args)
   end
   local lost, returned, expired, more_leases = reaping.reap_leases(step, limit)
   local late, more_deadlines = reaping.expire(step, limit)
+  endings.note_left_out(step)
   gateways.forget_expired(step, GATEWAYS_PER_CALL)
   local came_due = due.run(step)
   if (came_due or step.ended + returned > 0) and rotation.anyone(step) then wake.ring(step) end

@@ -15,12 +15,13 @@
 -- Errors:  CONTRACT_MISMATCH, GROUP_UNKNOWN, POOL_UNKNOWN, BAD_ARGUMENT, STATE_CONFLICT
 -- Moves:   none -> queued
 -- Touches: group, pool, request, request_body, requests, flow, flows, idle_flows, deadlines, rotation, kept, heads,
---          alive, wake, endpoint, idempotency, result
+--          alive, wake, endpoint, idempotency, result, endings
 -- Flags:   (none)
 -- Cost:    linear in count; bodies cross Lua only when they are small
 -- Twice:   same id and nonce: the first answer, nothing is queued again; another nonce: EXISTS
 local cost = require("lib.cost")
 local drain = require("lib.drain")
+local endings = require("state.endings")
 local faults = require("state.faults")
 local flows = require("state.flows")
 local group = require("state.group")
@@ -42,6 +43,7 @@ local FULL = { pool_full = true, pool_bytes_full = true, group_full = true }
 local function refuse(step, pool, request, reason, value, limit)
   requests.refuse_body(step, request.id, request.nonce, request.bytes)
   pools.count(pool, "rejected", reason)
+  endings.reject(step, request, reason)
   local retry_after_ms = FULL[reason] and drain.retry_after_ms(pool.record, pool.config.max_queue_depth, step.now)
   return "REFUSED", reason, value, limit, retry_after_ms or -1
 end

@@ -94,7 +94,8 @@ local function launch(step, pool, head, request, claim)
   request.state, request.gateway, request.dispatcher = "leased", claim.gateway, claim.dispatcher
   request.fence, request.claimed_ms, request.attempt = step.group.fence, step.now, request.attempt + 1
   request.endpoint, request.claim_nonce, request.units = pool.config.endpoint, claim.nonce, units
-  request.lease_until, request.skip = step.now + step.config.lease_ms, pool.record.reason
+  request.lease_until = step.now + step.config.lease_ms
+  request.skip = pools.skipped_since(pool, request) or request.skip
   queue.drop_head(step, pool, head, units)
   queue.count_out(step, pool, request.bytes)
   if request.attempt == 1 then retry.count_first(step.group, step.now) end

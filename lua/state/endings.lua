@@ -3,6 +3,7 @@ local dead = require("state.dead")
 local keys = require("state.keys")
 local pools = require("state.pools")
 local producers = require("state.producers")
+local refusals = require("lib.refusals")
 local replies = require("state.replies")
 local requests = require("state.requests")
 local results = require("state.results")
@@ -13,11 +14,10 @@ local endings = {}
 
 local MESSAGE_MAX = 500
 
--- Why the request's pool did not launch it at once: the reason that stood when it was launched, or stands now.
+-- Why the request was not launched sooner: the last reason for which its pool was skipped while it waited.
 local function skip_reason(step, request)
-  if request.state ~= "queued" then return request.skip or "" end
-  local pool = pools.get(step, request.pool)
-  return pool and pool.record.reason or request.skip or ""
+  local pool = request.state == "queued" and pools.get(step, request.pool)
+  return pool and pools.skipped_since(pool, request) or request.skip or ""
 end
 
 -- Scalars and texts that are ours, never a body's. What the gateway alone knows stands in `details` (JSON it wrote).
@@ -35,6 +35,28 @@ local function append(step, request, ending, facts)
     "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
     "chunks", chunks, "first_chunk_ms", first_chunk_ms or "", "tries", tries.encode(request.tries),
     "tried", tries.encode_details(request.tries), "details", facts.details or "", "envelope", request.envelope or "")
+end
+
+local function append_rejected(step, refused)
+  server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*",
+    "request_id", refused.id or "", "ending", "rejected", "outcome", "rejected", "pool", refused.pool,
+    "producer", refused.producer or "", "bytes", refused.bytes or "", "submitted_ms", step.now, "ended_ms", step.now,
+    "error_type", refused.reason, "error_message", schema.refusals[refused.reason] or "",
+    "left_out", refused.count or "", "envelope", refused.envelope or "")
+end
+
+--- Record what was refused in a flood and only counted, when its second is over.
+function endings.note_left_out(step)
+  for _, counted in ipairs(refusals.take(step.group, step.now)) do append_rejected(step, counted) end
+end
+
+--- Record that a submit was refused for `reason`; in a flood only the first of each second.
+function endings.reject(step, request, reason)
+  endings.note_left_out(step)
+  if refusals.noted(step.group, step.now, request.pool, reason) then
+    append_rejected(step, { id = request.id, pool = request.pool, producer = request.producer, bytes = request.bytes,
+      reason = reason, envelope = request.envelope })
+  end
 end
 
 --- End `request` (in whatever state it is) as `ending`. `facts`: outcome, status, error_type, error_message, tokens,

@@ -20,7 +20,8 @@ function pools.new_record()
     submitted = 0, launched = 0, cost_served = 0,
     endings = {}, rejected = {}, skips = {},
     -- absent when unset: turn, head (first entry's text; head_flow and head_level when it stands in a flow's list),
-    -- parked (skip reason), reason, reason_since, paused, draining, keyed, virtual_time, idle_keys (state/flows.lua)
+    -- parked (skip reason), reason, reason_since (while it holds), skipped, skipped_ms (the last one),
+    -- paused, draining, keyed, virtual_time, idle_keys (state/flows.lua)
   }
 end
 
@@ -100,6 +101,13 @@ function pools.skip(step, pool, reason)
   local record = pool.record
   record.skips[reason] = (record.skips[reason] or 0) + 1
   if record.reason ~= reason then record.reason, record.reason_since = reason, step.now end
+  record.skipped, record.skipped_ms = reason, step.now
+end
+
+--- The last reason why the pool was skipped since `request` was submitted, or nil.
+function pools.skipped_since(pool, request)
+  local record = pool.record
+  return record.skipped and record.skipped_ms >= request.submitted_ms and record.skipped or nil
 end
 
 --- Count `amount` under `label` of one of the record's counter tables (endings, rejected).

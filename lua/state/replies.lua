@@ -1,12 +1,18 @@
 --- Reply frames in a producer's list. Read without removing; trimmed when the producer says what it has handed over.
--- Header: contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries; then the
--- gateway's head and the body, each after a newline, which Lua does not read. `tries`: see lib/tries.lua.
+-- Header: contract|sequence|kind|request_id|ending|pool|attempt|queue_ms|execution_ms|by_reference|tries|submitted_ms|
+-- traceparent; then the gateway's head and the body, each after a newline, which Lua does not read. `tries`: see
+-- lib/tries.lua; submitted_ms and traceparent let whoever reads the header alone find the request's trace.
 local keys = require("state.keys")
 local schema = require("schema")
 local tries = require("lib.tries")
 local wake = require("state.wake")
 
 local replies = {}
+
+-- The producer's W3C trace context. The envelope is not decoded: within a JSON string no quote stands by itself.
+local function traceparent(request)
+  return string.match(request.envelope or "", '"traceparent":"([%x-]+)"') or ""
+end
 
 local function header(step, request, ending, by_reference)
   step.group.frame = step.group.frame + 1
@@ -16,8 +22,9 @@ local function header(step, request, ending, by_reference)
     execution_ms = string.format("%d", step.now - request.claimed_ms)
   end
   local queue_ms = string.format("%d", waited_until - request.submitted_ms)
-  return string.format("%d|%d|terminal|%s|%s|%s|%d|%s|%s|%d|%s", schema.contract.version, step.group.frame, request.id,
-    ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0, tries.encode(request.tries))
+  return string.format("%d|%d|terminal|%s|%s|%s|%d|%s|%s|%d|%s|%.0f|%s", schema.contract.version, step.group.frame,
+    request.id, ending, request.pool, request.attempt, queue_ms, execution_ms, by_reference and 1 or 0,
+    tries.encode(request.tries), request.submitted_ms, traceparent(request))
 end
 
 --- The terminal frame of a request. `reply`: head and body are the gateway's bytes.
@@ -61,10 +68,11 @@ function replies.own_head(error_type, message)
   return cjson.encode({ error = { type = error_type, message = message, source = "dispatch" } })
 end
 
---- Remove frames up to sequence `upto`. Returns how many went and how many are left.
+--- Remove frames up to sequence `upto`. Returns how many went, how many are left, and the header lines of the terminal
+-- ones that went.
 function replies.trim(root, producer, upto)
   local key = keys.of(root, "replies", producer)
-  local trimmed, chunk_bytes = 0, 0
+  local trimmed, chunk_bytes, lines = 0, 0, {}
   while true do
     local frames = server.call("LRANGE", key, 0, 63)
     local count = 0
@@ -72,6 +80,7 @@ function replies.trim(root, producer, upto)
       local sequence, kind = string.match(string.sub(frame, 1, 40), "^%d+|(%d+)|(%a*)")
       if sequence and tonumber(sequence) > upto then break end
       if kind == "chunks" then chunk_bytes = chunk_bytes + #frame end
+      if kind == "terminal" then lines[#lines + 1] = string.match(frame, "^[^\n]*") end
       count = count + 1
     end
     if count > 0 then server.call("LTRIM", key, count, -1) end
@@ -84,7 +93,7 @@ function replies.trim(root, producer, upto)
   elseif chunk_bytes > 0 and server.call("EXISTS", bytes_key) == 1 then -- or it would be made anew, without an expiry
     server.call("DECRBY", bytes_key, chunk_bytes)
   end
-  return trimmed, left
+  return trimmed, left, lines
 end
 
 --- Let a large reply stay for `ttl_ms` from now.

@@ -208,7 +208,7 @@ end
 local ENDING_FIELDS = { request_id = "text", ending = "text", outcome = "text", pool = "text", producer = "text",
   gateway = "text", endpoint = "text", error_type = "text", attempt = "number", cost = "number",
   submitted_ms = "number", claimed_ms = "number", ended_ms = "number", status = "number", input_tokens = "number",
-  output_tokens = "number", chunks = "number", first_chunk_ms = "number" }
+  output_tokens = "number", chunks = "number", first_chunk_ms = "number", left_out = "number" }
 
 --- Requests that ended dead and are kept, the last that died in front: all of them, or those of the pool `subject` (a
 -- page then has fewer rows than it looked at).

@@ -130,10 +130,11 @@ def endings(url: str, group: str) -> dict[str, str]:
 
 
 def records(url: str, group: str) -> list[dict[str, str]]:
-    """Return the records of what ended, the oldest first."""
+    """Return the records of what was admitted and ended, the oldest first."""
     with eye(url) as client:
         found = client.xrange(key(group, "endings"))
-    return [{name.decode(): value.decode() for name, value in record.items()} for _, record in found]
+    texts = [{name.decode(): value.decode() for name, value in record.items()} for _, record in found]
+    return [text for text in texts if text["ending"] != "rejected"]
 
 
 def section(url: str, group: str, name: str, **more: Any) -> Any:

@@ -72,7 +72,8 @@ def read_group(url: str, evidence: Evidence) -> None:
             evidence.submitted += row["submitted"]
             evidence.counted.update(row.get("endings") or {})
     with eye(url) as client:
-        evidence.records = [_record(fields) for _, fields in client.xrange(key(GROUP, "endings"))]
+        found = [fields for _, fields in client.xrange(key(GROUP, "endings"))]
+        evidence.records = [_record(fields) for fields in found if fields[b"ending"] != b"rejected"]
         evidence.states = _states(client)
 
 

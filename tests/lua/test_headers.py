@@ -24,6 +24,7 @@ READERS = {
     "state/audit.lua": "an audit compares every structure and changes nothing",
     "state/sections.lua": "a snapshot shows everything and changes nothing",
     "state/rotation.lua": "a pool that parks leaves the rotation for its endpoint's waiting list in one move",
+    "state/readers.lua": "consumer groups are made and judged alike on every stream of records",
     "state/gateways.lua": "the registry says how many leases a gateway holds",
 }
 

@@ -117,6 +117,7 @@ class Life:
         self.connection.run(GROUP, f.lease_reap(limit=10))
         self.claim(4)
         self.connection.run(GROUP, f.reply_ack("p", "s", upto=10_000))
+        self.connection.run(GROUP, f.records_watch("r", prepare=True))
         document = default_document() | {"policy": "fifo", "total_concurrent_dispatch": 2}
         document["pools"][0]["min_concurrent"] = 1
         configure(self.url, GROUP, document, expected=1)

@@ -110,7 +110,7 @@ class ServerEye:
             "chores": chores,
             "dead": dead,
             "kept": [name.decode() for name in next(answers)],
-            "ended": [_ending(fields) for _, fields in next(answers)],
+            "ended": [_ending(fields) for _, fields in next(answers) if fields[b"ending"] != b"rejected"],
             "moves": [move for _, fields in next(answers) if (move := _move(fields))],
         }
         self.tokens = next(answers)

@@ -14,7 +14,7 @@ from tests.support.producing import eye
 _RUNNING = ("in_flight", "queued", "delayed", "kept", "depth", "bytes", "tombstones", "returned", "waiting")
 _EMPTY = ("leases", "deadlines", "rotation", "heads", "kept")
 # They describe the group and not a request. The streams are bounded in length.
-_LASTING = ("group", "generations", "endings", "events", "gateways", "wake", "timers", "chores")
+_LASTING = ("group", "generations", "endings", "deliveries", "events", "gateways", "wake", "timers", "chores")
 _FAMILIES = ("pool", "endpoint")
 
 
@@ -43,9 +43,10 @@ def keys_without_expiry(url: str, group: str) -> list[str]:
 
 
 def endings_by_request(url: str, group: str) -> Counter[str]:
-    """Return how often each request ended."""
+    """Return how often each request that was admitted ended."""
     with eye(url) as client:
-        return Counter(record[b"request_id"].decode() for _, record in client.xrange(key(group, "endings")))
+        records = [record for _, record in client.xrange(key(group, "endings"))]
+    return Counter(one[b"request_id"].decode() for one in records if one[b"ending"] != b"rejected")
 
 
 def _family(client: redis.Redis, group: str, name: str) -> list[str]:

@@ -1,0 +1,95 @@
+--- Consumer groups on the streams of records: made when they are missing, and held against what was trimmed unread.
+local keys = require("state.keys")
+
+local readers = {}
+
+--- The streams that are read so.
+readers.STREAMS = { "endings", "deliveries" }
+
+local function as_table(flat)
+  local found = {}
+  for at = 1, #flat, 2 do found[flat[at]] = flat[at + 1] end
+  return found
+end
+
+local function split(id)
+  local ms, number = string.match(id, "^(%d+)-(%d+)$")
+  return tonumber(ms), tonumber(number)
+end
+
+local function is_later(id, other)
+  local ms, number = split(id)
+  local other_ms, other_number = split(other)
+  return ms > other_ms or (ms == other_ms and number > other_number)
+end
+
+local function entry_id(entry)
+  return entry and entry[1] or nil
+end
+
+-- The state of a stream; nil when it is not there.
+local function look(key)
+  if server.call("EXISTS", key) == 0 then return nil end
+  local about = as_table(server.call("XINFO", "STREAM", key))
+  return { length = about["length"], added = about["entries-added"], last = about["last-generated-id"],
+    first = entry_id(about["first-entry"]) }
+end
+
+local function find(key, name)
+  for _, flat in ipairs(server.call("XINFO", "GROUPS", key)) do
+    local about = as_table(flat)
+    if about["name"] == name then
+      return { at = about["last-delivered-id"], read = about["entries-read"] or nil, pending = about["pending"] }
+    end
+  end
+  return nil
+end
+
+--- Make the consumer group `name` on a stream, if it is missing, to read all that is there.
+function readers.prepare(root, stream, name)
+  local key = keys.of(root, stream)
+  local state = look(key)
+  if state and find(key, name) then return end
+  local trimmed = state and state.added - state.length or 0 -- before anybody wanted to read: not lost
+  server.call("XGROUP", "CREATE", key, name, "0", "MKSTREAM", "ENTRIESREAD", trimmed)
+end
+
+-- The id before this one: a group that stands there reads it next.
+local function before(id)
+  local ms, number = string.match(id, "^(%d+)-(%d+)$")
+  if tonumber(number) > 0 then return ms .. "-" .. string.format("%.0f", tonumber(number) - 1) end
+  return string.format("%.0f-18446744073709551615", tonumber(ms) - 1)
+end
+
+--- Count what was trimmed before the group `name` read it, and let it go on behind that. Returns how many.
+function readers.skip_trimmed(root, stream, name)
+  local key = keys.of(root, stream)
+  local state = look(key)
+  local group = state and find(key, name)
+  if not group or not group.read then return 0 end
+  local unread = state.added - group.read
+  if state.first and is_later(state.first, group.at) and unread > state.length then
+    server.call("XGROUP", "SETID", key, name, before(state.first), "ENTRIESREAD", state.added - state.length)
+    return unread - state.length
+  end
+  if unread > 0 and not is_later(state.last, group.at) then -- read to the end, past what was trimmed meanwhile
+    server.call("XGROUP", "SETID", key, name, group.at, "ENTRIESREAD", state.added)
+    return unread
+  end
+  return 0
+end
+
+--- How a stream and the group `name` on it stand; nil when there is no such stream.
+function readers.state(root, stream, name)
+  local key = keys.of(root, stream)
+  local state = look(key)
+  if not state then return nil end
+  local group = find(key, name)
+  if group then
+    state.read, state.at, state.pending = group.read, group.at, group.pending
+    state.lag = group.read and math.max(0, state.added - group.read)
+  end
+  return state
+end
+
+return readers
