@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import anyio
+import anyio.to_thread
 import structlog
 import uvicorn
 
@@ -19,6 +20,8 @@ from dispatch.config.settings import read_networks
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.functions import key_read
+from dispatch.fabric.observing import NOBODY
+from dispatch.fabric.timed import TimedConnection
 from dispatch.gateway import Gateway
 from dispatch.ingress.app import create_app
 from dispatch.ingress.authority import Authority, KeysMode
@@ -27,6 +30,7 @@ from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressState
 from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
+from dispatch.telemetry.metrics import GroupReader, Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +80,11 @@ class _Process:
     def __init__(self, settings: GatewaySettings, listener: socket.socket) -> None:
         self._settings = settings
         self._listener = listener
-        self._gateway = Gateway(settings)
+        # Made first: telemetry is there before anything happens.
+        named = {"gateway_id": settings.gateway_id, "group": settings.fabric_group}
+        self._metrics = None if settings.metrics == "off" else Metrics(**named)
+        self._observer = NOBODY if self._metrics is None else self._metrics.counting
+        self._gateway = Gateway(settings, observer=self._observer)
         self._starting = anyio.CancelScope()
         self._started = False
         self._stop = anyio.Event()
@@ -99,6 +107,7 @@ class _Process:
         async with AsyncExitStack() as stack:
             with self._starting:
                 connection = await self._connect(stack)
+                self._show_metrics(connection, stack)
                 mode = await keys_mode(self._settings, connection, loopback=is_loopback(self._listener))
                 stack.push_async_callback(self._gateway.stop)
                 await self._gateway.start()
@@ -109,7 +118,14 @@ class _Process:
             if self._started:
                 waits = Waits(client.estimate)
                 state = IngressState(
-                    client=client, gateway=self._gateway, authority=authority, waits=waits, connection=connection
+                    client=client,
+                    gateway=self._gateway,
+                    authority=authority,
+                    waits=waits,
+                    connection=connection,
+                    observer=self._observer,
+                    metrics=self._metrics,
+                    metrics_open=self._settings.metrics == "open",
                 )
                 await self._serve_until_stopped(client, self._server(state), mode)
 
@@ -158,7 +174,13 @@ class _Process:
                 await connection.aclose()
 
         stack.push_async_callback(close)
-        return connection
+        return connection if self._observer is NOBODY else TimedConnection(connection, self._observer)
+
+    def _show_metrics(self, connection: Connection, stack: AsyncExitStack) -> None:
+        metrics = self._metrics
+        if metrics is not None:
+            metrics.attach(self._gateway.status, GroupReader(connection, self._settings.fabric_group))
+            stack.push_async_callback(anyio.to_thread.run_sync, metrics.close)
 
     def _authority(self, connection: Connection, mode: KeysMode) -> Authority:
         group = self._settings.fabric_group

@@ -75,6 +75,7 @@ class GatewaySettings(BaseSettings):
     http_trusted_proxies: str = Field(
         "", description="addresses or networks separated by commas, like 10.0.0.5,10.1.0.0/16"
     )
+    metrics: Literal["keys", "open", "off"] = Field("keys", description="keys, open or off")
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto, console or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
 

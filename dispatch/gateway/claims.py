@@ -25,6 +25,7 @@ import structlog
 from dispatch.errors import BadArgument, DispatchError, ScriptFault
 from dispatch.fabric import functions
 from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.fabric.records import Claim, Settled, Settlement
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.gateway.holdings import Holdings
@@ -71,6 +72,7 @@ class ClaimLoop:
         self.answers: Counter[str] = Counter()
         """How many settles were answered with which word."""
         self.listener = TokenListener(link, key(link.group, "wake"), self._on_token)
+        self.observer: Observer = NOBODY
         self.on_generation: Callable[[int], None] = lambda _: None
         self.on_chores: Callable[[int | None, int, float], None] = lambda *_: None
         """Told of every answer: ms until a chore is due, the server's time in ms, when the call was sent (loop's)."""
@@ -156,8 +158,10 @@ class ClaimLoop:
         value: Claim | Settled = answer.value
         if isinstance(value, Settled):
             for item, word in zip(call.items, value.answers, strict=True):
-                self._holdings.settled(item, word)
+                held = self._holdings.settled(item, word)
                 self.answers[word] += 1
+                if held is not None:
+                    self.observer.settled(held.lease, item, word, value.claim.server_ms)
             value = value.claim
         self._accept(value, answer.sent_at, call.want)
 
@@ -194,6 +198,8 @@ class ClaimLoop:
     def _accept(self, claim: Claim, sent_at: float, want: int) -> None:
         self.on_generation(claim.generation)
         self.on_chores(claim.chore_ms, claim.server_ms, sent_at)
+        if want:
+            self.observer.claimed(want, len(claim.leases))
         offset = sent_at - claim.server_ms / 1000
         for lease in claim.leases:
             if self.draining:
@@ -208,6 +214,7 @@ class ClaimLoop:
             self._look = True
 
     def _on_token(self, token: bool) -> None:
+        self.observer.woke("work" if token else "reconnect")
         if token:
             self._tokens += 1
         else:

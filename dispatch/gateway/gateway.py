@@ -16,6 +16,8 @@ from dispatch.contract import CONTRACT_VERSION
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.functions import library_version
+from dispatch.fabric.observing import NOBODY, Observer
+from dispatch.fabric.timed import TimedConnection
 from dispatch.fabric.verifying import require_same
 from dispatch.gateway.endpoints import MAX_PAYLOAD_BYTES
 from dispatch.gateway.executors import Executor
@@ -38,12 +40,19 @@ class Gateway:
     `settings.enabled` False nothing starts and nothing connects; everything else answers as of a stopped gateway.
 
     `connection` and `executor` replace what the settings would make (tests, benchmarks); the caller closes them.
+    `observer` is told what happens (metrics).
     """
 
     def __init__(
-        self, settings: GatewaySettings, *, connection: Connection | None = None, executor: Executor | None = None
+        self,
+        settings: GatewaySettings,
+        *,
+        connection: Connection | None = None,
+        executor: Executor | None = None,
+        observer: Observer = NOBODY,
     ) -> None:
         self.settings = settings
+        self._observer = observer
         self._given_connection = connection
         self._given_executor = executor
         self._service: Service | None = None
@@ -219,7 +228,8 @@ class Gateway:
         if connection is None:
             connection = await connect(settings.valkey_url, client=settings.valkey_client)
         try:
-            service = Service(settings, connection, self._given_executor)
+            timed = connection if self._observer is NOBODY else TimedConnection(connection, self._observer)
+            service = Service(settings, timed, self._given_executor, self._observer)
             try:
                 await service.prepare()
                 self._service = service

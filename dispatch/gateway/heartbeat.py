@@ -174,6 +174,7 @@ class Heart:
         else:
             self._runner.settle_unrun(lease, self._settler.released(lease))
 
-    def _on_token(self, token: bool) -> None:  # noqa: ARG002 - a lost connection is a reason to beat, too
-        self._now.set()
+    def _on_token(self, token: bool) -> None:
+        self._claims.observer.woke("own" if token else "reconnect")
+        self._now.set()  # a lost connection is a reason to beat, too
         self.listener.arm()

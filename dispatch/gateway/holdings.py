@@ -182,19 +182,20 @@ class Holdings:
         """Whether results wait to be settled."""
         return bool(self._finished)
 
-    def settled(self, item: Settlement, word: str) -> None:
-        """The server answered `word` for this result: the lease is over. One that it did not take is kept for a while.
+    def settled(self, item: Settlement, word: str) -> Held | None:
+        """The server answered `word` for this result: the lease is over. Returns it, if it was held still.
 
-        It is wanted after all when the same attempt is given out again.
+        A result that was not taken is kept for a while: it is wanted when the same attempt is given out again.
         """
         held = self._held.get(item.request_id)
         if held is None or held.lease.fence != item.fence:
-            return
+            return None
         del self._held[item.request_id]
         if word == "LEASE_LOST":
             self._returned[attempt_of(held.lease)] = item
             if len(self._returned) > _RETURNED_KEPT:
                 self._returned.popitem(last=False)
+        return held
 
     def returned(self, lease: Lease) -> Settlement | None:
         """Return the result of this lease's attempt that the server did not take (and forget it), for this lease."""

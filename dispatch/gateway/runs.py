@@ -11,6 +11,7 @@ import structlog
 from dispatch.backend.execution import Execution
 from dispatch.contract.envelope import CONTRACT_VERSION, RequestEnvelope
 from dispatch.errors import FabricFull
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.fabric.records import Lease, Settlement
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.gateway.endpoints import EndpointUnusable
@@ -54,6 +55,7 @@ class Runner:
     def __init__(self, link: Link, holdings: Holdings, executor: Executor, settler: Settler) -> None:
         self.appender = Appender(link, settler.gateway_id)
         """Has to run for streams to come through."""
+        self.observer: Observer = NOBODY
         self._link = link
         self.holdings = holdings
         self._executor = executor
@@ -120,6 +122,7 @@ class Runner:
         held.stop = reason
         if reason in NOTHING_TO_SETTLE:
             self.holdings.drop(held)
+            self.observer.lease_lost(held.lease, reason.value)
         # A task that was cancelled before its first step would never run: it sees `stop` when it does.
         if first and held.phase is not Phase.NEW and held.task is not None:
             held.task.cancel()
@@ -228,6 +231,8 @@ class Runner:
             execution = await self._stream(held, envelope, body, deadline_s)
         else:
             execution = await self._executor.execute(lease, envelope, body, deadline_s)
+        first_s = None if execution.first_chunk_ms is None else execution.first_chunk_ms / 1000
+        self.observer.ran(envelope, execution.head, execution.execution_ms / 1000, first_s)
         return await self._settlement(lease, execution, body)
 
     async def _stream(self, held: Held, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:

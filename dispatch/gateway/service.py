@@ -8,6 +8,7 @@ import structlog
 from dispatch.backend.client import EndpointClient
 from dispatch.config import GatewaySettings
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.observing import Observer
 from dispatch.fabric.verifying import verify_library
 from dispatch.gateway.claims import ClaimLoop
 from dispatch.gateway.configuring import make_default_config, read_or_make_config
@@ -33,7 +34,9 @@ _CLOSE_S = 0.1
 class Service:
     """One life of a gateway in its group, from the first heartbeat to the last settle."""
 
-    def __init__(self, settings: GatewaySettings, connection: Connection, executor: Executor | None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, connection: Connection, executor: Executor | None, observer: Observer
+    ) -> None:
         self.link = Link(connection, settings.fabric_group)
         self.endpoints = Endpoints(self.link)
         self.holdings = Holdings(settings.slots)
@@ -44,6 +47,7 @@ class Service:
         own = EndpointExecutor(self.endpoints, self._client)
         self._runner = Runner(self.link, self.holdings, executor or own, settler)
         self.claims = ClaimLoop(identity, self.link, self._runner, settler)
+        self._runner.observer = self._runner.appender.observer = self.claims.observer = observer
         self.heart = Heart(self.link, self._runner, self.claims, self.endpoints)
         self._watcher = Watcher(identity, self.link, self.endpoints, self._client)
         self.claims.on_chores = self._watcher.expect

@@ -14,6 +14,7 @@ import structlog
 
 from dispatch.errors import BadArgument, DispatchError, ScriptFault
 from dispatch.fabric import functions
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.fabric.records import Chunks, Lease
 from dispatch.fabric.schema import LIMITS
 from dispatch.gateway.link import Link
@@ -114,6 +115,7 @@ class Appender:
     """Sends the chunks of all streams of one gateway."""
 
     def __init__(self, link: Link, gateway_id: str) -> None:
+        self.observer: Observer = NOBODY
         self._link = link
         self._gateway_id = gateway_id
         self._ready: deque[Channel] = deque()
@@ -139,6 +141,8 @@ class Appender:
                 log.error("chunks_refused", count=len(items), problem=str(error))  # noqa: TRY400 - its text is all there is
                 words = (_REFUSED,) * len(items)
             for channel, item, word in zip(channels, items, words, strict=True):
+                if word == _OK:
+                    self.observer.streamed(item.count, len(item.payload))
                 if channel.answered(item, word):
                     self._ready.append(channel)
             if not self._ready:

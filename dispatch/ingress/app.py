@@ -1,7 +1,8 @@
 """The OpenAI-compatible HTTP front of a gateway process, as an ASGI application.
 
 `POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses` and `GET /v1/models`, each also under
-`/pools/{pool}`; `GET /healthz` (the process lives) and `GET /readyz` (it takes calls); the control API at `/api/v1`.
+`/pools/{pool}`; `GET /healthz` (the process lives), `GET /readyz` (it takes calls) and `GET /metrics`; the control API
+at `/api/v1`.
 There is no middleware: it would hide from a waiting call that its client has gone. Every error is an OpenAI error body.
 Where keys are asked for, they are checked before anything of a body is read; health and readiness need none.
 """
@@ -27,7 +28,9 @@ from dispatch.ingress.body import Held
 from dispatch.ingress.calls import CallRoute
 from dispatch.ingress.control import BASE as CONTROL
 from dispatch.ingress.control import create_control
+from dispatch.ingress.metrics import MetricsPage, metrics_response, require_reader
 from dispatch.ingress.models import ModelList
+from dispatch.ingress.noting import Noting
 from dispatch.ingress.readiness import readiness
 from dispatch.ingress.state import IngressState
 from dispatch.producer.call_headers import caller_request_id, collect
@@ -57,8 +60,9 @@ def create_app(state: IngressState) -> FastAPI:
         telemetry=_OWN_TELEMETRY,
     )
     held = Held(state.settings.max_held_bytes)
+    noting = Noting(state.observer)
     for operation in Operation:
-        route = CallRoute(operation, state, held)
+        route = CallRoute(operation, state, held, noting)
         for base in _BASES:
             app.router.routes.append(Route(f"{base}/v1/{operation.path}", route, methods=["POST"]))
 
@@ -88,11 +92,26 @@ def create_app(state: IngressState) -> FastAPI:
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _response(request, Answer(status, [("content-type", JSON)], body))
 
+    if state.metrics is not None:
+        _add_metrics(app, state, state.metrics)
     if state.connection is not None:
         app.mount(CONTROL, create_control(state, held))
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     return app
+
+
+def _add_metrics(app: FastAPI, state: IngressState, page: MetricsPage) -> None:
+    @app.get("/metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        """Return this gateway's metrics and the group's, as Prometheus reads them."""
+        headers = collect(request.scope["headers"])
+        try:
+            if not state.metrics_open:
+                await require_reader(state.authority, headers, request.scope.get("server"))
+        except DispatchError as error:
+            return _response(request, answer_of_problem(problem_of(error)))
+        return await metrics_response(page, headers)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

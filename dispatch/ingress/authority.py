@@ -181,6 +181,16 @@ class Authority:
             raise self._why_not()
         return principal
 
+    def remembered(self, headers: Headers) -> Principal | None:
+        """Say who makes the request by the keys as they were last read, however long ago that was. Asks nobody.
+
+        Raises:
+            KeyRefused: it shows no key, and the group has asked for keys.
+        """
+        if self._asks:
+            return self._of(_shown(headers))
+        return ANYBODY if self._read_at > float("-inf") else None
+
     def _of(self, token: Token) -> Principal | None:
         known = self._known.get(token.key_id)
         # Compared in any case, and in constant time, so that how long a refusal takes says nothing.

@@ -25,6 +25,7 @@ from dispatch.contract.answers import INTERNAL, Answer, answer_of_problem, answe
 from dispatch.errors import DispatchError
 from dispatch.fabric.api_keys import Role
 from dispatch.ingress.body import BodyTooSlow, ClientGone, Held, Upload
+from dispatch.ingress.noting import Noting
 from dispatch.ingress.reading import admission_ms, check_serving, read_in_turn
 from dispatch.ingress.sending import send_answer
 from dispatch.ingress.state import IngressState
@@ -51,8 +52,9 @@ class _Incoming:
 class CallRoute:
     """One operation, at `/v1/...` and under `/pools/{pool}/v1/...`."""
 
-    def __init__(self, operation: Operation, state: IngressState, held: Held) -> None:
+    def __init__(self, operation: Operation, state: IngressState, held: Held, noting: Noting) -> None:
         self._operation = operation
+        self._noting = noting
         self._state = state
         self._held = held
 
@@ -65,6 +67,7 @@ class CallRoute:
         try:
             outcome = await self._outcome(incoming, send)
             if outcome is None:
+                self._noting.stream(self._operation)
                 return
             answer, ids = outcome[0], Ids(ids.caller, outcome[1])
             await self._state.waits.tell(answer)
@@ -80,6 +83,7 @@ class CallRoute:
             trace = traceback.format_exc()
             log.error("call_failed", operation=self._operation, caller_request_id=ids.caller, trace=trace)  # noqa: TRY400 - see above
             answer = answer_of_problem(INTERNAL)
+        self._noting.answer(self._operation, answer)
         await send_answer(send, answer, ids, upload)
 
     async def _outcome(self, incoming: _Incoming, send: Send) -> tuple[Answer, str] | None:

@@ -8,8 +8,10 @@ from typing import Protocol
 from dispatch.backend.endpoint import Endpoint
 from dispatch.contract import Call, Reply
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.authority import Authority
+from dispatch.ingress.metrics import MetricsPage
 from dispatch.ingress.waits import Waits
 from dispatch.producer.detached import Handle
 from dispatch.producer.options import CallOptions
@@ -101,7 +103,8 @@ class IngressState:
     """Everything the front works with.
 
     `authority` knows who may do what; without one nobody is asked for a key. `waits` knows how long pools make requests
-    wait. `connection` leads to the gateway's group; without one there is no control API.
+    wait. `connection` leads to the gateway's group; without one there is no control API. `observer` is told of answers.
+    `metrics` writes the page at `/metrics` (None = there is none), which needs no key if `metrics_open`.
     """
 
     client: Caller
@@ -110,3 +113,6 @@ class IngressState:
     waits: Waits = field(default_factory=Waits)
     settings: IngressSettings = field(default_factory=IngressSettings)
     connection: Connection | None = None
+    observer: Observer = NOBODY
+    metrics: MetricsPage | None = None
+    metrics_open: bool = False

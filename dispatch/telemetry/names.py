@@ -1,4 +1,6 @@
-"""Every name of a span, attribute and metric that leaves this project. No other file spells one.
+"""Every name of a span and attribute, and of the GenAI metrics. No other file spells one.
+
+The project's own metrics, each with unit, labels and text, stand in `dispatch.telemetry.metrics.catalogue`.
 
 Names of the GenAI and messaging conventions are those of `open-telemetry/semantic-conventions-genai` and
 `open-telemetry/semantic-conventions` (stage "Development": `SCHEMA_URL` pins what they were read from). For waiting and
@@ -48,6 +50,15 @@ GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 GEN_AI_USAGE_REASONING_OUTPUT_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
+GEN_AI_OPERATIONS: Final = {
+    "chat.completions": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+    "responses": "chat",
+}
+"""Value of `gen_ai.operation.name` by the operation of a call."""
+OPENAI: Final = "openai"
+"""Value of `gen_ai.provider.name`: whatever stands behind an endpoint, it is spoken to as to OpenAI."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 ERROR_TYPE: Final = "error.type"

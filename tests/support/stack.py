@@ -12,12 +12,15 @@ from dispatch.config import GatewaySettings
 from dispatch.fabric import functions
 from dispatch.fabric.api_keys import Grant, NewKey, new_key
 from dispatch.fabric.connecting import connect
+from dispatch.fabric.observing import NOBODY
 from dispatch.fabric.sync import BlockingConnection
+from dispatch.fabric.timed import TimedConnection
 from dispatch.gateway import Gateway
 from dispatch.ingress import IngressSettings, IngressState, create_app
 from dispatch.ingress.authority import Authority, KeysMode
 from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
+from dispatch.telemetry.metrics import GroupReader, Metrics
 from tests.support.front import serving
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.producing import eye
@@ -32,6 +35,7 @@ class Stack:
     port: int
     gateway: Gateway
     client: DispatchClient
+    metrics: Metrics | None = None
 
     @property
     def url(self) -> str:
@@ -92,27 +96,38 @@ async def stack(
     settings: IngressSettings | None = None,
     through: str | None = None,
     keys: KeysMode = "off",
+    metrics: bool = False,
+    group: str = "",
     **document: Any,
 ) -> AsyncIterator[Stack]:
-    """Start a stack on a group of its own; `document` = changes to its config.
+    """Start a stack on a group of its own (`group` = on one that is there); `document` = changes to its config.
 
     `through`: the URL by which gateway and client reach Valkey, if that is another way than the test's own. `keys`: how
-    keys are asked for.
+    keys are asked for. `metrics`: count, and serve the page.
     """
-    group = unique_group()
-    configure(valkey_url, group, default_document(endpoint_url) | document)
+    if not group:
+        group = unique_group()
+        configure(valkey_url, group, default_document(endpoint_url) | document)
+    counts = Metrics(gateway_id="gw", group=group) if metrics else None
+    observer = NOBODY if counts is None else counts.counting
     way = through or valkey_url
-    gateway = Gateway(GatewaySettings(valkey_url=way, fabric_group=group, drain_timeout_ms=500))
+    gateway = Gateway(GatewaySettings(valkey_url=way, fabric_group=group, drain_timeout_ms=500), observer=observer)
     async with AsyncExitStack() as exits:
         await exits.enter_async_context(gateway)
-        client = await exits.enter_async_context(DispatchClient(way, fabric_group=group, close_ms=200))
-        connection = await connect(way)
-        exits.push_async_callback(connection.aclose)
+        opened = await connect(way)
+        exits.push_async_callback(opened.aclose)
+        connection = TimedConnection(opened, observer)
+        client = await exits.enter_async_context(
+            DispatchClient(way, connection=connection, fabric_group=group, close_ms=200)
+        )
+        if counts is not None:
+            counts.attach(gateway.status, GroupReader(connection, group))
+            exits.callback(counts.close)
         authority = Authority(lambda: connection.run(group, functions.key_read()), keys)
         exits.push_async_callback(authority.aclose)
         state = IngressState(
             client=client, gateway=gateway, authority=authority, waits=Waits(client.estimate),
-            settings=settings or IngressSettings(),
+            settings=settings or IngressSettings(), observer=observer, metrics=counts,
         )  # fmt: skip
         port = await exits.enter_async_context(serving(create_app(state)))
-        yield Stack(valkey_url, group, port, gateway, client)
+        yield Stack(valkey_url, group, port, gateway, client, counts)
