@@ -50,13 +50,6 @@ GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 GEN_AI_USAGE_REASONING_OUTPUT_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
-GEN_AI_OPERATIONS: Final = {
-    "chat.completions": "chat",
-    "completions": "text_completion",
-    "embeddings": "embeddings",
-    "responses": "chat",
-}
-"""Value of `gen_ai.operation.name` by the operation of a call."""
 OPENAI: Final = "openai"
 """Value of `gen_ai.provider.name`: whatever stands behind an endpoint, it is spoken to as to OpenAI."""
 SERVER_ADDRESS: Final = "server.address"

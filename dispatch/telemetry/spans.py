@@ -38,7 +38,7 @@ from dispatch.telemetry.identity import (
 _SCOPE = InstrumentationScope(names.SCOPE, schema_url=names.SCHEMA_URL)
 _SUCCEEDED = "succeeded"
 _NS_PER_MS = 1_000_000
-_PROVIDER = "openai"
+_PROVIDER = names.OPENAI
 """`gen_ai.provider.name` of an endpoint that speaks OpenAI's API, whoever runs it: the convention's rule."""
 
 Attributes = dict[str, AttributeValue]

@@ -10,6 +10,7 @@ from dispatch.contract.reply import ReplyHead
 from dispatch.fabric.observing import Observer
 from dispatch.fabric.records import Lease, Outcome, Settlement
 from dispatch.telemetry import names
+from dispatch.telemetry.identity import gen_ai_operation
 from dispatch.telemetry.metrics import catalogue as c
 from dispatch.telemetry.metrics.tallies import Capped, Counter, Histogram, Labels, Reading
 
@@ -65,7 +66,7 @@ class Counting(Observer):
     def ran(self, envelope: RequestEnvelope, head: ReplyHead, seconds: float, first_chunk_s: float | None) -> None:
         """Count an attempt at an endpoint by the GenAI conventions."""
         labels = (
-            names.GEN_AI_OPERATIONS.get(envelope.operation, envelope.operation), names.OPENAI,
+            gen_ai_operation(envelope.operation), names.OPENAI,
             self._models(envelope.model), *self._place(head.backend_address or ""),
         )  # fmt: skip
         self._duration.add(seconds, *labels, _NO_ERROR if head.error is None else head.error.type)
