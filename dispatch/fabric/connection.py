@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from dispatch.errors import DispatchError
 from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.streams import Claimed, Reading, StreamEntry
 
 T = TypeVar("T")
 
@@ -89,6 +90,26 @@ class Connection(Protocol):
 
     async def push_token(self, key: str) -> None:
         """Hand a wake token on (a gateway that cannot use it gives it back)."""
+        ...
+
+    async def read_records(self, keys: Sequence[str], reading: Reading) -> list[StreamEntry]:
+        """Read what no consumer of the group has read yet, without waiting; it is pending until acknowledged.
+
+        Raises:
+            FabricError: a stream or its consumer group is not there (`records_watch` makes them).
+        """
+        ...
+
+    async def claim_records(self, key: str, reading: Reading, *, idle_ms: int, cursor: str = "0-0") -> Claimed:
+        """Take over what other consumers have read and not acknowledged for `idle_ms`, from `cursor` on.
+
+        Raises:
+            FabricError: as of `read_records`.
+        """
+        ...
+
+    async def ack_records(self, key: str, reader: str, entry_ids: Sequence[str]) -> None:
+        """Acknowledge records: nobody gets them again. Repeatable."""
         ...
 
     async def primaries(self) -> list[str]:

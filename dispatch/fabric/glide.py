@@ -23,6 +23,7 @@ from dispatch.fabric.address import Address
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
 from dispatch.fabric.faults import ServerFault, to_error
+from dispatch.fabric.streams import Claimed, Reading, StreamEntry
 
 LONG_CALL_ARGS = 32
 """From how many arguments on a lone call is sent as a batch of one, which GLIDE converts in two thirds of the time."""
@@ -121,6 +122,27 @@ class GlideConnection:
         """Hand a wake token on."""
         with self._errors():
             await self._client.rpush(key, ["1"])
+
+    async def read_records(self, keys: Sequence[str], reading: Reading) -> list[StreamEntry]:
+        """Read what no consumer of the group has read yet; it is pending until acknowledged."""
+        options = glide.StreamReadGroupOptions(count=reading.count)
+        with self._errors():
+            found = await self._client.xreadgroup(dict.fromkeys(keys, ">"), reading.reader, reading.consumer, options)
+        return [entry for name, rows in (found or {}).items() for entry in _entries(name.decode(), rows)]
+
+    async def claim_records(self, key: str, reading: Reading, *, idle_ms: int, cursor: str = "0-0") -> Claimed:
+        """Take over what other consumers have read and not acknowledged for `idle_ms`, from `cursor` on."""
+        with self._errors():
+            following, rows, deleted = await self._client.xautoclaim(
+                key, reading.reader, reading.consumer, idle_ms, cursor, reading.count
+            )
+        return Claimed(_entries(key, rows), following.decode(), len(deleted))
+
+    async def ack_records(self, key: str, reader: str, entry_ids: Sequence[str]) -> None:
+        """Acknowledge records: nobody gets them again."""
+        if entry_ids:
+            with self._errors():
+                await self._client.xack(key, reader, list(entry_ids))
 
     async def primaries(self) -> list[str]:
         """Return the addresses of all primaries."""
@@ -248,6 +270,11 @@ async def _create(address: Address) -> Any:
             advanced_config=glide.AdvancedGlideClientConfiguration(connect_ms, tls),
         )
     )
+
+
+def _entries(key: str, rows: dict[bytes, list[list[bytes]] | None]) -> list[StreamEntry]:
+    """Return the records of a stream; one of which only the id is left is none."""
+    return [StreamEntry(key, name.decode(), {cell[0]: cell[1] for cell in row}) for name, row in rows.items() if row]
 
 
 def _words(command: Sequence[str | bytes | int]) -> list[str | bytes]:

@@ -17,6 +17,7 @@ from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.connection import REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
 from dispatch.fabric.demotion import AsyncConnection, AsyncTLSConnection
 from dispatch.fabric.redis_shared import options, outcome, redis_errors
+from dispatch.fabric.streams import Claimed, Reading, StreamEntry
 
 POOL_SIZE = 64
 """Connections of one client at most; a call beyond waits for a free one."""
@@ -91,6 +92,26 @@ class RedisConnection:
         """Hand a wake token on."""
         await self._command("RPUSH", key, 1)
 
+    async def read_records(self, keys: Sequence[str], reading: Reading) -> list[StreamEntry]:
+        """Read what no consumer of the group has read yet; it is pending until acknowledged."""
+        streams: dict[Any, Any] = dict.fromkeys(keys, ">")
+        with redis_errors(self._address):
+            found = await self._client.xreadgroup(reading.reader, reading.consumer, streams, count=reading.count)
+        return [_entry(name.decode(), *row) for name, rows in found for row in rows]
+
+    async def claim_records(self, key: str, reading: Reading, *, idle_ms: int, cursor: str = "0-0") -> Claimed:
+        """Take over what other consumers have read and not acknowledged for `idle_ms`, from `cursor` on."""
+        with redis_errors(self._address):
+            following, rows, deleted = await self._client.xautoclaim(
+                key, reading.reader, reading.consumer, idle_ms, cursor, count=reading.count
+            )
+        return Claimed([_entry(key, *row) for row in rows], following.decode(), len(deleted))
+
+    async def ack_records(self, key: str, reader: str, entry_ids: Sequence[str]) -> None:
+        """Acknowledge records: nobody gets them again."""
+        if entry_ids:
+            await self._command("XACK", key, reader, *entry_ids)
+
     async def primaries(self) -> list[str]:
         """Return the addresses of all primaries."""
         if not self._address.cluster:
@@ -152,6 +173,10 @@ class RedisWaiter:
         if wire is not None:
             with anyio.CancelScope(shield=True):
                 await wire.disconnect(nowait=True)
+
+
+def _entry(key: str, entry_id: bytes, fields: dict[bytes, bytes]) -> StreamEntry:
+    return StreamEntry(key, entry_id.decode(), fields)
 
 
 # A connection never repeats a call: only its caller knows what may be repeated.

@@ -10,6 +10,14 @@ READER = "history"
 """The consumer group that turns records into spans: one of each fabric group, its consumers are the gateways."""
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """Who reads: a consumer of a consumer group; `count` records of each stream at most."""
+
+    reader: str
+    consumer: str
+    count: int
+
+
 class StreamEntry(msgspec.Struct, frozen=True):
     """One record of a stream: the stream's key, the record's id there, and its fields."""
 
