@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-READER = "history"
-"""The consumer group that turns records into spans: one of each fabric group, its consumers are the gateways."""
+HISTORY = "history"
+"""The consumer group whose records become history. Each sink has a group of its own, so none waits for another."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsState:
-    """Answer of `records_watch`. `lost`: records of both streams that were trimmed unread, ever."""
+    """Answer of `records_watch`. `lost`: records of both streams, ever, trimmed before the reader came to them."""
 
     lost: int
     endings: StreamState

@@ -7,6 +7,7 @@ process than the one that sent its id on to the endpoint. So a span's id is a di
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
@@ -37,11 +38,17 @@ class Trace(msgspec.Struct, frozen=True):
     sampled: bool
 
 
-def trace_of(request: Request) -> Trace:
-    """Return the trace that the request belongs to. One without a producer's context counts as sampled so far."""
+def always(_trace_id: int) -> bool:
+    """Sample every trace."""
+    return True
+
+
+def trace_of(request: Request, samples_root: Callable[[int], bool] = always) -> Trace:
+    """Return the trace that the request belongs to; `samples_root` decides on one without a producer's context."""
     found = _TRACEPARENT.fullmatch(request.traceparent)
     if found is None:
-        return Trace(_digest(request, "trace", 16), 0, True)
+        trace_id = _digest(request, "trace", 16)
+        return Trace(trace_id, 0, samples_root(trace_id))
     trace, parent, flags = found.groups()
     return Trace(int(trace, 16), int(parent, 16), bool(int(flags, 16) & _SAMPLED))
 

@@ -12,6 +12,7 @@ to the end; `delivery_ms` is from the end to the producer's acknowledgement.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,6 +30,7 @@ from dispatch.telemetry.identity import (
     PROCESS,
     Request,
     Trace,
+    always,
     attempt_part,
     gen_ai_operation,
     span_id,
@@ -37,6 +39,8 @@ from dispatch.telemetry.identity import (
 
 _SCOPE = InstrumentationScope(names.SCOPE, schema_url=names.SCHEMA_URL)
 _SUCCEEDED = "succeeded"
+_SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
+_NO_STATE = TraceState()
 _NS_PER_MS = 1_000_000
 _PROVIDER = names.OPENAI
 """`gen_ai.provider.name` of an endpoint that speaks OpenAI's API, whoever runs it: the convention's rule."""
@@ -111,19 +115,28 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     last: bool = False
 
 
-def spans_of(record: EndingRecord, group: str, resource: Resource) -> list[ReadableSpan]:
-    """Return the dispatch span of an ending and the client spans of its attempts. The same record: the same ids."""
-    maker = _Maker(_named(record, group), record.envelope, resource)
+def spans_of(
+    record: EndingRecord, group: str, resource: Resource, samples_root: Callable[[int], bool] = always
+) -> list[ReadableSpan]:
+    """Return the dispatch span of an ending and the client spans of its attempts. The same record: the same ids.
+
+    `samples_root` says by its id whether a trace is sampled that begins here; else it is as its producer says.
+    """
+    request = _named(record, group)
+    tracestate = None if record.envelope is None else record.envelope.tracestate
+    maker = _Maker(request, trace_of(request, samples_root), tracestate, resource)
     runs = _runs_of(record)
     spans = [_process_span(record, runs, group, maker)]
     spans += [_client_span(record, run, group, maker) for run in runs]
     return spans
 
 
-def delivery_span(record: DeliveryRecord, group: str, resource: Resource) -> ReadableSpan:
-    """Return the span of a delivery. The same record: the same id."""
+def delivery_span(
+    record: DeliveryRecord, group: str, resource: Resource, samples_root: Callable[[int], bool] = always
+) -> ReadableSpan:
+    """Return the span of a delivery. The same record: the same id. `samples_root`: see `spans_of`."""
     request = Request(group, record.request_id, record.submitted_ms, record.traceparent)
-    maker = _Maker(request, None, resource)
+    maker = _Maker(request, trace_of(request, samples_root), None, resource)
     attributes: Attributes = {
         names.REQUEST_ID: record.request_id,
         names.PRODUCER_ID: record.producer_id,
@@ -150,12 +163,12 @@ class _Span(msgspec.Struct, frozen=True):
 class _Maker:
     """Makes the spans of one request."""
 
-    def __init__(self, request: Request, envelope: RequestEnvelope | None, resource: Resource) -> None:
+    def __init__(self, request: Request, trace: Trace, tracestate: str | None, resource: Resource) -> None:
         self._request = request
         self._resource = resource
-        self._trace: Trace = trace_of(request)
-        given = envelope.tracestate if envelope is not None and self._trace.parent_id else None
-        self._state = TraceState.from_header([given]) if given else TraceState()
+        self._trace = trace
+        self._state = TraceState.from_header([tracestate]) if tracestate and trace.parent_id else _NO_STATE
+        self._flags = _SAMPLED if trace.sampled else _NOT_SAMPLED
         self._process_id = span_id(request, PROCESS)
 
     def make(self, span: _Span, attributes: Attributes, status: Status | None = None) -> ReadableSpan:
@@ -176,8 +189,7 @@ class _Maker:
         )
 
     def _context(self, own: int, *, remote: bool = False) -> SpanContext:
-        flags = TraceFlags(TraceFlags.SAMPLED if self._trace.sampled else TraceFlags.DEFAULT)
-        return SpanContext(self._trace.trace_id, own, remote, flags, self._state)
+        return SpanContext(self._trace.trace_id, own, remote, self._flags, self._state)
 
 
 def _named(record: EndingRecord, group: str) -> Request:

@@ -13,8 +13,8 @@ import msgspec
 from dispatch.contract import RequestEnvelope
 from dispatch.contract.details import NO_DETAILS, AttemptDetails
 from dispatch.errors import ContractError
-from dispatch.fabric.frames import read_tries
-from dispatch.telemetry.spans import EndingRecord
+from dispatch.fabric.frames import read_delivered, read_tries
+from dispatch.telemetry.spans import DeliveryRecord, EndingRecord
 
 Fields = Mapping[bytes, bytes]
 
@@ -65,6 +65,35 @@ def read_ending(record_id: str, fields: Fields) -> EndingRecord:
         )
     except (KeyError, ValueError) as error:
         raise ContractError(f"damaged record of an ending {record_id}: {error}") from error
+
+
+def read_deliveries(record_id: str, fields: Fields) -> list[DeliveryRecord]:
+    """Read one record of the deliveries stream: the replies that one acknowledgement was about.
+
+    Raises:
+        ContractError: it is none.
+    """
+    read = _Reader(fields)
+    try:
+        acked_ms, lines = int(fields[b"at_ms"]), fields[b"frames"].split(b"\n")
+    except (KeyError, ValueError) as error:
+        raise ContractError(f"damaged record of a delivery {record_id}: {error}") from error
+    producer_id = read.text(b"producer")
+    return [
+        DeliveryRecord(
+            record_id=record_id,
+            request_id=one.request_id,
+            pool_id=one.pool_id,
+            producer_id=producer_id,
+            ending=one.ending,
+            submitted_ms=one.submitted_ms,
+            ended_ms=one.ended_ms,
+            acked_ms=acked_ms,
+            traceparent=one.traceparent,
+        )
+        for line in lines
+        if (one := read_delivered(line)) is not None
+    ]
 
 
 class _Reader:

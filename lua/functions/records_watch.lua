@@ -2,7 +2,7 @@
 -- Keys:    group root
 -- Args:    reader (consumer group), prepare (1 = make the reader where it is missing, and count what was trimmed before
 --          it read it; 0 = only look)
--- Answers: lost (records of all streams trimmed unread since the group's first config), then per stream (endings,
+-- Answers: lost (records of all streams trimmed before this reader read them, ever), then per stream (endings,
 --          deliveries) eight cells: length added first_id last_id read_id lag pending lost (now); "" = does not apply
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
@@ -37,10 +37,11 @@ local function run(keys, args)
     for _, cell in ipairs(cells(keys[1], stream, reader, lost)) do answer[#answer + 1] = cell end
   end
   if lost_now > 0 then
-    step.group.records_lost = (step.group.records_lost or 0) + lost_now
+    step.group.records_lost = step.group.records_lost or {}
+    step.group.records_lost[reader] = (step.group.records_lost[reader] or 0) + lost_now
     state.save(step)
   end
-  answer[1] = step.group.records_lost or 0
+  answer[1] = (step.group.records_lost or {})[reader] or 0
   return answer
 end
 

@@ -14,6 +14,7 @@ from dispatch.fabric import functions as f
 from dispatch.fabric.frames import read_delivered
 from dispatch.fabric.records import Outcome, Settlement
 from dispatch.fabric.schema import LIMITS, key
+from dispatch.fabric.streams import HISTORY
 from dispatch.telemetry.spans import EndingRecord
 from dispatch.telemetry.stream_records import read_ending
 from tests.support.by_hand import ByHand
@@ -21,7 +22,6 @@ from tests.support.groups import configure, default_document, unique_group
 from tests.support.producing import eye
 from tests.support.valkey import ValkeyProcess
 
-READER = "history"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -150,11 +150,11 @@ def test_a_header_line_that_cannot_be_read_is_no_delivery(line: bytes) -> None:
 
 
 def test_only_looking_at_the_streams_makes_no_reader(hand: ByHand) -> None:
-    state = hand.run(f.records_watch(READER))
+    state = hand.run(f.records_watch(HISTORY))
     assert (state.endings.length, state.endings.lag, state.endings.pending) == (0, None, None)
     hand.submit()
     hand.settle(hand.claim(1))
-    state = hand.run(f.records_watch(READER))
+    state = hand.run(f.records_watch(HISTORY))
     assert (state.endings.length, state.endings.added, state.endings.lag) == (1, 1, None)
     assert state.endings.first_id == state.endings.last_id != ""
 
@@ -162,26 +162,26 @@ def test_only_looking_at_the_streams_makes_no_reader(hand: ByHand) -> None:
 def test_a_reader_begins_with_what_is_there_and_its_lag_is_told(hand: ByHand) -> None:
     hand.submit(count=3)
     hand.settle(hand.claim(3))
-    assert hand.run(f.records_watch(READER, prepare=True)).endings.lag == 3
+    assert hand.run(f.records_watch(HISTORY, prepare=True)).endings.lag == 3
     with eye(hand.url) as client:
         read(client, hand, 2)
-    state = hand.run(f.records_watch(READER, prepare=True)).endings
+    state = hand.run(f.records_watch(HISTORY, prepare=True)).endings
     assert (state.lag, state.pending, state.lost_now) == (1, 2, 0)
 
 
 def test_what_is_trimmed_before_it_is_read_is_counted_once(hand: ByHand) -> None:
-    hand.run(f.records_watch(READER, prepare=True))
+    hand.run(f.records_watch(HISTORY, prepare=True))
     endings = key(hand.group, "endings")
     with eye(hand.url) as client:
         for lost in (5, 12):
             hand.submit(count=8)
             hand.settle(hand.claim(8))
             client.xtrim(endings, maxlen=3 if lost == 5 else 1, approximate=False)
-            state = hand.run(f.records_watch(READER, prepare=True))
+            state = hand.run(f.records_watch(HISTORY, prepare=True))
             assert state.lost == lost
-            assert hand.run(f.records_watch(READER, prepare=True)).endings.lost_now == 0
+            assert hand.run(f.records_watch(HISTORY, prepare=True)).endings.lost_now == 0
             assert len(read(client, hand, 100)) == state.endings.length == state.endings.lag
-        state = hand.run(f.records_watch(READER, prepare=True))
+        state = hand.run(f.records_watch(HISTORY, prepare=True))
         assert (state.lost, state.endings.lag, state.endings.added) == (12, 0, 16)
 
 
@@ -190,10 +190,10 @@ def test_what_was_trimmed_before_there_was_a_reader_is_not_lost(hand: ByHand) ->
     hand.settle(hand.claim(4))
     with eye(hand.url) as client:
         client.xtrim(key(hand.group, "endings"), maxlen=1, approximate=False)
-    state = hand.run(f.records_watch(READER, prepare=True))
+    state = hand.run(f.records_watch(HISTORY, prepare=True))
     assert (state.lost, state.endings.lag) == (0, 1)
 
 
 def read(client: redis.Redis, hand: ByHand, count: int) -> list[Any]:
-    answer = client.xreadgroup(READER, "me", {key(hand.group, "endings"): ">"}, count=count)
+    answer = client.xreadgroup(HISTORY, "me", {key(hand.group, "endings"): ">"}, count=count)
     return list(answer[0][1]) if answer else []
