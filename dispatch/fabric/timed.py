@@ -29,6 +29,9 @@ class TimedConnection:
         self.read_frames = connection.read_frames
         self.keep_alive = connection.keep_alive
         self.push_token = connection.push_token
+        self.read_records = connection.read_records
+        self.claim_records = connection.claim_records
+        self.ack_records = connection.ack_records
         self.primaries = connection.primaries
         self.aclose = connection.aclose
 
