@@ -48,7 +48,7 @@ local function take_turn(step)
 end
 
 local function restart_pass(step)
-  step.group.pass_limit, step.group.pass_visits = nil, nil
+  step.group.pass_limit, step.group.pass_visits, step.group.pass_held = nil, nil, nil
 end
 
 local function on_endpoint(record)
@@ -199,15 +199,27 @@ function rotation.barren_visit(step, pool, head_cost, launchable)
   if launchable then
     local visits = drr.visits_needed(record, head_cost, pool.config.quantum)
     group.pass_visits = math.min(group.pass_visits or visits, visits)
+  elseif endpoints.block_reason(step, endpoints.get(step, pool.config.endpoint)) then
+    group.pass_held = group.pass_held or {}
+    group.pass_held[pool.config.endpoint] = true
   end
   rotation.end_visit(step, pool)
 end
 
---- The pass is over when the lowest turn was given out after it began.
+-- Whether an endpoint that held up a pool in this pass does not any more, for whatever reason: time, a probe, a sample.
+local function somebody_was_freed(step)
+  for name in pairs(step.group.pass_held or {}) do
+    if not endpoints.block_reason(step, endpoints.get(step, name)) then return true end
+  end
+  return false
+end
+
+--- The pass is over when the lowest turn was given out after it began. It counts for nothing if a pool that it did not
+-- ask, because its endpoint was blocked, could launch by now: another pass asks that one, too.
 function rotation.close_pass(step, lowest_turn)
   local group = step.group
   if not group.pass_limit or lowest_turn < group.pass_limit then return end
-  if group.pass_visits then group.round = group.round + group.pass_visits - 1 end
+  if group.pass_visits and not somebody_was_freed(step) then group.round = group.round + group.pass_visits - 1 end
   restart_pass(step)
 end
 

@@ -84,6 +84,7 @@ def next_turn(group: Group) -> int:
 
 def restart_pass(group: Group) -> None:
     group.pass_limit = group.pass_visits = None
+    group.pass_held.clear()
 
 
 def collect(group: Group, pool: Pool) -> None:

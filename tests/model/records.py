@@ -264,6 +264,8 @@ class Group:
     """A pass in which nothing was launched is under way until a turn number of at least this is reached."""
     pass_visits: int | None = None
     """Fewest visits a launchable pool of this pass needs."""
+    pass_held: set[str] = field(default_factory=set)
+    """Endpoints that were blocked when this pass came to a pool of theirs, so that it was not asked what it needs."""
     alive: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Session of each producer, and until when it counts as alive."""
     last_beat_ms: int = 0

@@ -232,12 +232,18 @@ def _barren(group: Group, pool: Pool, head: Request) -> None:
     if not line.blocked(group, pool):
         visits = max(1, ceil((units(group, head) - pool.deficit) / pool.settings.quantum))
         group.pass_visits = min(visits, group.pass_visits or visits)
+    elif line.endpoint_blocked(group, group.endpoint(pool.settings.endpoint)):
+        group.pass_held.add(pool.settings.endpoint)
     line.end_visit(group, pool)
 
 
 def _close_pass(group: Group, first: Pool) -> None:
-    """When barren visits have gone once round: add the rounds that launch nothing, one less than the fewest needed."""
+    """When barren visits have gone once round: add the rounds that launch nothing, one less than the fewest needed.
+
+    None is added if an endpoint that held up a pool meanwhile is free by now: that pool was not asked.
+    """
     if group.fifo or group.pass_limit is None or line.rank(group, first)[0] < group.pass_limit:
         return
-    group.round += (group.pass_visits or 1) - 1
+    if all(line.endpoint_blocked(group, group.endpoint(name)) for name in group.pass_held):
+        group.round += (group.pass_visits or 1) - 1
     line.restart_pass(group)

@@ -269,3 +269,22 @@ def test_stream_that_began_is_neither_retried_nor_run_again(history: History) ->
     history.agree()
     endings = {request.id: request.ending for request in history.twin.group.requests.values()}
     assert endings == {failed: "failed", lost: "lost", released: "lost"}
+
+
+def test_endpoint_that_is_free_again_has_the_pool_that_it_held_up_asked(history: History) -> None:
+    dear = {f"x{at}": {} for at in range(10)}
+    history.configure(document({"a": {"endpoint": "e", "quantum": 8}, **dear}, endpoints={"default": {}, "e": {}}))
+    _, second, _ = submit(history, "a", 1, 1, 9)
+    history.claim("g0", 1)
+    history.cancel(second)  # the visit is open, with a head that it cannot pay
+    fail(history, verdict=r.Verdict.BACKPRESSURE, hold_ms=LONG_MS)
+    for pool in dear:
+        submit(history, pool, 16)
+    history.claim("g0", 1)
+    history.agree()
+    assert history.twin.group.pass_held == {"e"}
+    history.endpoint_time_passes(endpoint(history), "hold")
+    history.claim("g0", 1)
+    history.agree()
+    assert launched(history) == ["a"]
+    assert history.twin.group.round == 0, "rounds that the others needed before a, which could launch, was asked"

@@ -149,7 +149,7 @@ def _group_view(record: View, generation: int) -> View:
     view = {name: record.get(name) for name in ("seq", "turn", "round", "fence", "frame", "queued", "in_flight")}
     return view | {
         "generation": generation,
-        "pass": (record.get("pass_limit"), record.get("pass_visits")),
+        "pass": (record.get("pass_limit"), record.get("pass_visits"), set(record.get("pass_held", ()))),
         "sleepers": set(record["sleepers"]),
         "last_beat_ms": record["last_beat"],
         "grace_until_ms": record["grace_until"],
@@ -251,7 +251,7 @@ def twin_view(group: Group, gateways: Iterable[str]) -> View:
         "group": {
             "seq": group.seq, "turn": group.turn, "round": group.round, "fence": group.fence, "frame": group.frame,
             "queued": group.queued, "in_flight": len(group.leases), "generation": group.generation,
-            "pass": (group.pass_limit, group.pass_visits), "sleepers": group.sleepers,
+            "pass": (group.pass_limit, group.pass_visits, set(group.pass_held)), "sleepers": group.sleepers,
             "last_beat_ms": group.last_beat_ms, "grace_until_ms": group.grace_until_ms,
             "delayed": len(group.delayed()), "budget": retries.counts(group),
         },
