@@ -10,6 +10,7 @@ local due = require("state.due")
 local endings = require("state.endings")
 local endpoints = require("state.endpoints")
 local leases = require("state.leases")
+local passes = require("state.passes")
 local pools = require("state.pools")
 local producers = require("state.producers")
 local queue = require("state.queue")
@@ -183,7 +184,7 @@ function admission.claim(step, claim, want)
     if not serve_kept(step, claim, budget) then
       local pool, lowest = rotation.first(step)
       if not pool then break end
-      rotation.close_pass(step, lowest)
+      passes.close(step, lowest)
       visit(step, pool, claim, budget)
     end
   end

@@ -11,6 +11,7 @@
 local drr = require("lib.drr")
 local endpoints = require("state.endpoints")
 local keys = require("state.keys")
+local passes = require("state.passes")
 local pools = require("state.pools")
 local queue = require("state.queue")
 
@@ -47,10 +48,6 @@ local function take_turn(step)
   return turn
 end
 
-local function restart_pass(step)
-  step.group.pass_limit, step.group.pass_visits, step.group.pass_held = nil, nil, nil
-end
-
 local function on_endpoint(record)
   return record.parked ~= nil and string.sub(record.parked, 1, 9) == "endpoint_"
 end
@@ -80,7 +77,7 @@ function rotation.enter(step, pool)
   local record = pool.record
   record.place, record.turn, record.mark = "line", take_turn(step), step.group.round
   server.call("ZADD", line_key(step), rank(step, pool), pool.name)
-  if step.group.pass_limit then step.group.pass_limit = step.group.turn end
+  passes.extend(step)
   rotation.consider_kept(step, pool)
 end
 
@@ -95,7 +92,7 @@ function rotation.come_back(step, pool, line)
   else
     server.call("ZADD", line_key(step), rank(step, pool), pool.name)
   end
-  restart_pass(step)
+  passes.restart(step)
   rotation.consider_kept(step, pool)
 end
 
@@ -137,7 +134,7 @@ function rotation.park(step, pool, reason)
   drr.collect(record, pool.config.quantum, step.group.round)
   record.place, record.parked = "parked", reason
   pools.skip(step, pool, reason)
-  restart_pass(step)
+  passes.restart(step)
   if on_endpoint(record) then
     local endpoint = endpoints.get(step, pool.config.endpoint)
     endpoints.park(step, endpoint, pool, waiting_rank(step, pool))
@@ -172,7 +169,7 @@ end
 
 --- Bring the line in order after a launch of `pool`: out if empty, to the end if its visit is over.
 function rotation.after_launch(step, pool)
-  restart_pass(step)
+  passes.restart(step)
   local record = pool.record
   local head = record.depth > 0 and queue.peek(step, pool)
   if not head then
@@ -190,37 +187,11 @@ function rotation.units(step, head)
   return math.max(step.config.cost_min, math.min(step.config.cost_max, head.cost))
 end
 
---- A visit launched nothing because of credit alone. When such visits have gone once round, add the rounds that nobody
--- could have used: one less than the fewest visits any launchable pool needs.
+--- A visit launched nothing because of credit alone.
 function rotation.barren_visit(step, pool, head_cost, launchable)
-  local group, record = step.group, pool.record
   pools.skip(step, pool, "insufficient_credit")
-  if not group.pass_limit then group.pass_limit, group.pass_visits = group.turn, nil end
-  if launchable then
-    local visits = drr.visits_needed(record, head_cost, pool.config.quantum)
-    group.pass_visits = math.min(group.pass_visits or visits, visits)
-  elseif endpoints.block_reason(step, endpoints.get(step, pool.config.endpoint)) then
-    group.pass_held = group.pass_held or {}
-    group.pass_held[pool.config.endpoint] = true
-  end
+  passes.note_barren(step, pool, head_cost, launchable)
   rotation.end_visit(step, pool)
-end
-
--- Whether an endpoint that held up a pool in this pass does not any more, for whatever reason: time, a probe, a sample.
-local function somebody_was_freed(step)
-  for name in pairs(step.group.pass_held or {}) do
-    if not endpoints.block_reason(step, endpoints.get(step, name)) then return true end
-  end
-  return false
-end
-
---- The pass is over when the lowest turn was given out after it began. It counts for nothing if a pool that it did not
--- ask, because its endpoint was blocked, could launch by now: another pass asks that one, too.
-function rotation.close_pass(step, lowest_turn)
-  local group = step.group
-  if not group.pass_limit or lowest_turn < group.pass_limit then return end
-  if group.pass_visits and not somebody_was_freed(step) then group.round = group.round + group.pass_visits - 1 end
-  restart_pass(step)
 end
 
 --- The pool to visit, and its rank; nil when the line is empty. A name without a pool holds up all others, so it goes.
@@ -331,7 +302,7 @@ end
 function rotation.freed_slot(step, pool, endpoint, was_blocked)
   local record = pool.record
   if was_blocked and not rotation.at_cap(pool) and not endpoints.block_reason(step, endpoint) then
-    restart_pass(step)
+    passes.restart(step)
   end
   if record.parked == "lane_capacity" then
     if not rotation.at_cap(pool) then rotation.come_back(step, pool) end
@@ -353,7 +324,7 @@ function rotation.settle_cost(step, pool, difference)
   record.deficit = record.deficit - difference
   if record.place == "idle" then record.deficit = math.min(record.deficit, 0) end
   head_changed(step, pool)
-  restart_pass(step)
+  passes.restart(step)
 end
 
 --- Nothing of the pool may launch until it is resumed.

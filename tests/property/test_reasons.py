@@ -21,6 +21,7 @@ from tests.support.valkey import ValkeyProcess
 
 M = 16
 ROTATION = "state/rotation.lua"
+PASSES = "state/passes.lua"
 FLOWS = "state/flows.lua"
 
 Holds = Callable[[str], bool]
@@ -170,7 +171,7 @@ REASONS = {
     "a parked pool keeps its turn": Reason(a_capped_pool_keeps_its_cap_full, {ROTATION: [TO_THE_TAIL]}),
     "virtual rounds are one less than the visits needed": Reason(
         expensive_heads_keep_the_bound,
-        {ROTATION: [("group.round + group.pass_visits - 1", "group.round + group.pass_visits + 7")]},
+        {PASSES: [("group.round + group.pass_visits - 1", "group.round + group.pass_visits + 7")]},
     ),
     "who was away is not credited": Reason(
         rounds_of_others_are_no_credit, {ROTATION: [(NEW_TURN, NEW_TURN.replace("step.group.round", "record.mark"))]}
