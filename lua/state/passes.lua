@@ -38,8 +38,8 @@ local function somebody_was_freed(step)
 end
 
 --- The pass is over when the lowest turn was given out after it began: add one round less than the fewest visits that
--- any launchable pool needs. It counts for nothing if a pool that it did not ask, because its endpoint was blocked, could
--- launch by now: another pass asks that one, too.
+-- any launchable pool needs. It counts for nothing if a pool that it did not ask, because its endpoint was blocked,
+-- could launch by now: another pass asks that one, too.
 function passes.close(step, lowest_turn)
   local group = step.group
   if not group.pass_limit or lowest_turn < group.pass_limit then return end
