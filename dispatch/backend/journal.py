@@ -17,5 +17,5 @@ def note_failure(endpoint: Endpoint, error: ReplyError | None) -> None:
     """Write a line about a call's end, where it deserves one."""
     if error is not None and error.type in _WORTH_A_LINE:
         _log.warning(
-            "endpoint_call_failed", endpoint_id=endpoint.endpoint_id, address=endpoint.address, reason=error.message
+            "endpoint_call_failed", endpoint=endpoint.endpoint_id, address=endpoint.address, reason=error.message
         )

@@ -97,7 +97,7 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
         "log_level": log_level,
     }
     settings = GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
-    set_up_logging(settings.log_format, settings.log_level)
+    set_up_logging(settings.log_format, settings.log_level, gateway=settings.gateway_id, group=settings.fabric_group)
     if not settings.enabled:
         typer.echo("queueing is disabled (DISPATCH_ENABLED): nothing is started", err=True)
         return

@@ -20,7 +20,7 @@ from dispatch.config.settings import read_networks
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.functions import key_read
-from dispatch.fabric.observing import NOBODY
+from dispatch.fabric.observing import Observer
 from dispatch.fabric.timed import TimedConnection
 from dispatch.gateway import Gateway
 from dispatch.ingress.app import create_app
@@ -30,6 +30,7 @@ from dispatch.ingress.protocol import HttpProtocol
 from dispatch.ingress.state import IngressState
 from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
+from dispatch.telemetry.endings_log import EndingsLog
 from dispatch.telemetry.metrics import GroupReader, Metrics
 
 log = structlog.get_logger(__name__)
@@ -81,9 +82,11 @@ class _Process:
         self._settings = settings
         self._listener = listener
         # Made first: telemetry is there before anything happens.
-        named = {"gateway_id": settings.gateway_id, "group": settings.fabric_group}
-        self._metrics = None if settings.metrics == "off" else Metrics(**named)
-        self._observer = NOBODY if self._metrics is None else self._metrics.counting
+        self._observer: Observer = EndingsLog()
+        self._metrics: Metrics | None = None
+        if settings.metrics != "off":
+            self._metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group, then=self._observer)
+            self._observer = self._metrics.counting
         self._gateway = Gateway(settings, observer=self._observer)
         self._starting = anyio.CancelScope()
         self._started = False
@@ -174,7 +177,7 @@ class _Process:
                 await connection.aclose()
 
         stack.push_async_callback(close)
-        return connection if self._observer is NOBODY else TimedConnection(connection, self._observer)
+        return connection if self._metrics is None else TimedConnection(connection, self._observer)
 
     def _show_metrics(self, connection: Connection, stack: AsyncExitStack) -> None:
         metrics = self._metrics

@@ -168,7 +168,7 @@ class Heart:
 
     def _adopt(self, lease: Lease, offset: float) -> None:
         run = self._holdings.free() > 0 and not self._claims.draining
-        log.warning("unknown_lease", request_id=lease.request_id, pool_id=lease.pool_id, run=run)
+        log.warning("unknown_lease", request_id=lease.request_id, pool=lease.pool_id, run=run)
         if run:
             self._runner.start(lease, offset)
         else:

@@ -160,7 +160,7 @@ class Runner:
     def _stop_probe(self, held: Held) -> None:
         """Stop a probe, unless its answer is coming already: then the endpoint is well, whoever says so first."""
         if held.stop is None and held.phase is not Phase.FINISHED and not held.told:
-            log.warning("probe_over", request_id=held.lease.request_id, endpoint_id=held.lease.endpoint_id)
+            log.warning("probe_over", request_id=held.lease.request_id, endpoint=held.lease.endpoint_id)
             self.stop(held, StopReason.PROBE_OVER)
 
     def _look_after(self) -> None:
@@ -174,13 +174,15 @@ class Runner:
             if held.phase is Phase.FINISHED:
                 continue
             if held.ends_at <= now:
-                log.warning("lease_not_renewed", request_id=held.lease.request_id, pool_id=held.lease.pool_id)
+                log.warning("lease_not_renewed", request_id=held.lease.request_id, pool=held.lease.pool_id)
                 self.stop(held, StopReason.FENCED)
             elif held.deadline_at <= now - _LATE_S and held.stop is None:
                 self.stop(held, StopReason.EXPIRED)
         self._sweep = self._loop.call_later(_SWEEP_S, self._look_after) if self.holdings else None
 
     async def _run(self, held: Held) -> None:
+        # For whatever is logged on the way; a task has a context of its own.
+        structlog.contextvars.bind_contextvars(request_id=held.lease.request_id, pool=held.lease.pool_id)
         try:
             settlement = await self._result(held)
         except asyncio.CancelledError:

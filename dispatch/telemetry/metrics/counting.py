@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from dispatch.contract.envelope import RequestEnvelope
 from dispatch.contract.reply import ReplyHead
-from dispatch.fabric.observing import Observer
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.fabric.records import Lease, Outcome, Settlement
 from dispatch.telemetry import names
 from dispatch.telemetry.identity import gen_ai_operation
@@ -24,7 +24,9 @@ _NO_ERROR = ""
 class Counting(Observer):
     """Counts everything the observer protocol tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Observer = NOBODY) -> None:
+        """`then` is told of results, too."""
+        self._then = then
         self._queue_wait, self._execution, self._total = map(Histogram, (c.QUEUE_WAIT, c.EXECUTION, c.TOTAL))
         self._settled, self._failed, self._again = map(Counter, (c.SETTLED, c.FAILED, c.AGAIN))
         self._lost, self._wakes, self._claims = map(Counter, (c.LEASES_LOST, c.WAKES, c.CLAIMS))
@@ -81,6 +83,7 @@ class Counting(Observer):
 
     def settled(self, lease: Lease, item: Settlement, word: str, server_ms: int) -> None:
         """Count a result; if it ended the request, how long everything took."""
+        self._then.settled(lease, item, word, server_ms)
         pool = lease.pool_id
         if word == "LEASE_LOST":
             self._lost.add(pool, "unsettled")

@@ -33,6 +33,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 
 from dispatch.contract import CONTRACT_VERSION
 from dispatch.fabric.library import current_library, package_version
+from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.telemetry import names
 from dispatch.telemetry.metrics import catalogue as c
 from dispatch.telemetry.metrics.bridging import scope_metrics
@@ -78,8 +79,9 @@ class Metrics:
     `counting` is the observer to hand around. `attach` says whose state is shown; before it, only counts are.
     """
 
-    def __init__(self, *, gateway_id: str = "", group: str = "") -> None:
-        self.counting = Counting()
+    def __init__(self, *, gateway_id: str = "", group: str = "", then: Observer = NOBODY) -> None:
+        """Name this process in what it sends. `then` is told of results, too."""
+        self.counting = Counting(then)
         self._status: Callable[[], Standing | None] = lambda: None
         self._standing: Standing | None = None
         self._reader: GroupReader | None = None
