@@ -83,6 +83,15 @@ EVENTS: Final[dict[str, str]] = {
     "requests_not_cancelled": "the same for all of a client that closed",
     "requests_not_looked_after": "as it closed, it could not be said whether requests had ended",
     "stream_given_up": "nobody reads a stream any more",
+    # Recorders: history and traces.
+    "records_lost": "records were trimmed before they were recorded",
+    "records_not_read": "the streams of records cannot be read",
+    "records_read_again": "they can again",
+    "records_taken_over": "records that a dead process had read and not recorded",
+    "record_unreadable": "a record is none of this version's",
+    "sink_away": "a database or collector does not take spans",
+    "sink_back": "it does again",
+    "spans_dropped": "a batch was offered for long enough and is given up",
     # `dispatch dev`.
     "demo_load_interrupted": "the demo's load waits for the group",
     "demo_request_ended": "one of its requests did not succeed",

@@ -48,6 +48,11 @@ _REFUSALS_MAX = 3
 _FLUSH_ROUNDS_MAX = 100
 _FROM_THE_START = "0-0"
 
+
+def _unnoticed(_pool: str, _seconds: float) -> None:
+    """Take no notice."""
+
+
 _PROBLEMS = (FabricError, ConfigurationError)
 
 
@@ -64,6 +69,8 @@ class RecorderOptions:
     retry_s: float = 0.5
     """First pause when something is away; it doubles up to 15 s."""
     claim_idle_s: float = CLAIM_IDLE_S
+    on_delivery: Callable[[str, float], None] = field(default=_unnoticed)
+    """Told of each delivery: its pool, and seconds from the ending to the acknowledgement."""
     samples_root: Callable[[int], bool] = field(default=always)
     """Whether a trace without a producer's context is sampled, by its id."""
 
@@ -194,10 +201,10 @@ class Recorder:
         options = self._options
         try:
             if self._keys[entry.key] == "deliveries":
-                return [
-                    delivery_span(one, options.group, options.resource, options.samples_root)
-                    for one in read_deliveries(entry.entry_id, entry.fields)
-                ]
+                deliveries = read_deliveries(entry.entry_id, entry.fields)
+                for one in deliveries:
+                    options.on_delivery(one.pool_id, max(0, one.acked_ms - one.ended_ms) / 1000)
+                return [delivery_span(one, options.group, options.resource, options.samples_root) for one in deliveries]
             record = read_ending(entry.entry_id, entry.fields)
             return spans_of(record, options.group, options.resource, options.samples_root)
         except ContractError as error:

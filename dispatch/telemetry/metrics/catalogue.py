@@ -204,16 +204,27 @@ HTTP_REFUSED = _family(
     "llm_dispatch.http.refusals", "counter", "{request}", "reason",
     "Calls over HTTP that were refused or had no answer of an endpoint, by the word of x-dispatch-reason.",
 )  # fmt: skip
-RECORDED = _family("llm_dispatch.history.records", "counter", "{record}", "sink", "Ending records a sink has taken.")
-RECORDS_DROPPED = _family(
-    "llm_dispatch.history.drops",
-    "counter",
+_SINK = " By sink (history, otlp)."
+SINK_UP = _family("llm_dispatch.history.up", "gauge", "", "sink", "Whether the sink took the last batch." + _SINK)
+RECORDED = _family(
+    "llm_dispatch.history.records", "counter", "{record}", "sink", "Records this gateway has handed on." + _SINK
+)
+SPANS_DROPPED = _family(
+    "llm_dispatch.history.drops", "counter", "{span}", "sink", "Spans that the sink will never get." + _SINK
+)
+RECORDS_LOST = _family(
+    "llm_dispatch.history.lost", "counter", "{record}", "sink",
+    "Records that were trimmed before anybody had recorded them, as this gateway saw it." + _SINK,
+)  # fmt: skip
+RECORDS_LAG = _family(
+    "llm_dispatch.history.lag", "gauge", "{record}", "sink", "Records of the group that nobody has read yet." + _SINK
+)
+RECORDS_PENDING = _family(
+    "llm_dispatch.history.pending",
+    "gauge",
     "{record}",
     "sink",
-    "Ending records that a sink did not take.",
-)
-RECORDS_LAG = _family(
-    "llm_dispatch.history.lag", "gauge", "s", "", "Age of the newest ending record that this gateway has recorded."
+    "Records of the group that are not acknowledged." + _SINK,
 )
 
 _MODEL = f"{names.GEN_AI_OPERATION_NAME} {names.GEN_AI_PROVIDER_NAME} {names.GEN_AI_REQUEST_MODEL}"

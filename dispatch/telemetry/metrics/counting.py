@@ -32,10 +32,9 @@ class Counting(Observer):
         self._lost, self._wakes, self._claims = map(Counter, (c.LEASES_LOST, c.WAKES, c.CLAIMS))
         self._claimed, self._chunks, self._chunk_bytes = map(Counter, (c.CLAIMED, c.CHUNKS, c.CHUNK_BYTES))
         self._http, self._refused, self._errors = map(Counter, (c.HTTP, c.HTTP_REFUSED, c.FUNCTION_ERRORS))
-        self._functions, self.delivery = map(Histogram, (c.FUNCTION, c.DELIVERY))
+        self._functions, self._delivery = map(Histogram, (c.FUNCTION, c.DELIVERY))
         self._duration, self._first_chunk = map(Histogram, (c.GEN_AI_DURATION, c.GEN_AI_FIRST_CHUNK))
         self._input, self._output = map(Counter, (c.GEN_AI_INPUT, c.GEN_AI_OUTPUT))
-        self.recorded, self.records_dropped = map(Counter, (c.RECORDED, c.RECORDS_DROPPED))
         self._models = Capped(MODELS_MAX)
         self._places: dict[str, Labels] = {}
         self._all = [each for each in vars(self).values() if isinstance(each, Counter | Histogram)]
@@ -116,6 +115,10 @@ class Counting(Observer):
         self._http.add(operation, str(status))
         if reason:
             self._refused.add(reason)
+
+    def delivered(self, pool: str, seconds: float) -> None:
+        """Count how long a reply took to its producer."""
+        self._delivery.add(seconds, pool)
 
     def _place(self, address: str) -> Labels:
         """Return host and port of a backend address. There are as many as endpoints, now and before."""

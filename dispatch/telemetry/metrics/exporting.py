@@ -40,7 +40,9 @@ from dispatch.telemetry.metrics.bridging import scope_metrics
 from dispatch.telemetry.metrics.counting import Counting
 from dispatch.telemetry.metrics.group import read_group
 from dispatch.telemetry.metrics.reading import WITHIN_S, GroupReader
+from dispatch.telemetry.metrics.recording import read_recorders
 from dispatch.telemetry.metrics.tallies import Labels, Reading
+from dispatch.telemetry.recorder import RecorderStats
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +86,7 @@ class Metrics:
         self.counting = Counting(then)
         self._status: Callable[[], Standing | None] = lambda: None
         self._standing: Standing | None = None
+        self._recorders: list[Callable[[], RecorderStats]] = []
         self._reader: GroupReader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_ns = time.time_ns()
@@ -102,6 +105,10 @@ class Metrics:
         """Show this gateway and this group from now on."""
         self._loop = asyncio.get_running_loop()
         self._status, self._reader = status, reader
+
+    def watch(self, recorder: Callable[[], RecorderStats]) -> None:
+        """Show what a recorder of this process says of itself, too."""
+        self._recorders.append(recorder)
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the page for Prometheus and its content type, in the form that `accept` prefers.
@@ -155,6 +162,7 @@ class Metrics:
             yield c.FABRIC_UP, {(): int(status.fabric_reachable)}
             beat: dict[Labels, float] = {} if status.heartbeat_age_s is None else {(): status.heartbeat_age_s}
             yield c.BEAT_AGE, beat
+        yield from read_recorders([recorder() for recorder in self._recorders])
         if self._reader is not None:
             yield from read_group(*self._reader.newest(_TOO_OLD_S))
 
