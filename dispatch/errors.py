@@ -17,6 +17,9 @@ DispatchError
 │   │   ├── RequestInProgress    the same call runs already under this idempotency key or request id
 │   │   └── IdempotencyConflict  another call has used this idempotency key or request id
 │   └── ScriptFault         the library itself failed; names Lua file and line
+├── HistoryError            something between this process and the history of what has ended
+│   ├── HistoryOff          no history is configured here
+│   └── HistoryUnavailable  ClickHouse did not answer or refused; what was written may or may not be there
 ├── AccessRefused           nothing was read or done
 │   ├── KeyRefused          no key, or not one of this group
 │   └── NotAllowed          the key does not allow this; says what it allows
@@ -155,6 +158,18 @@ class LeaseLost(FabricError):
 
 class ScriptFault(FabricError):
     """The Lua library failed; the text names the Lua file and line. Always a bug."""
+
+
+class HistoryError(DispatchError):
+    """Base of what can go wrong between this process and the history."""
+
+
+class HistoryOff(HistoryError):
+    """No history is configured here; the text says how to have one."""
+
+
+class HistoryUnavailable(HistoryError):
+    """The history did not answer, or refused. The text has its address, without credentials, and what to do."""
 
 
 class AccessRefused(DispatchError):

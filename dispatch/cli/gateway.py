@@ -65,6 +65,10 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
     drain_timeout_ms: Annotated[
         str | None, typer.Option(help="How long running requests may take after SIGTERM.", show_default="30000")
     ] = None,
+    history_url: Annotated[
+        str | None,
+        typer.Option(help="Where history goes: clickhouse://[user@]host[:port][/database].", show_default="off"),
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, console or json.", show_default="auto")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
 ) -> None:
@@ -93,6 +97,7 @@ def gateway(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
         "endpoint_url": endpoint_url,
         "endpoint_api_key_env": endpoint_api_key_env,
         "drain_timeout_ms": drain_timeout_ms,
+        "history_url": history_url,
         "log_format": log_format,
         "log_level": log_level,
     }

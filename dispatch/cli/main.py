@@ -27,6 +27,7 @@ _COMMANDS = {
     "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
     "estimate": ("dispatch.cli.estimate", "Say how long a request that is submitted to a pool now would wait."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
+    "history": ("dispatch.cli.history", "What has ended: lists, percentiles, errors, tokens and shares."),
     "keys": ("dispatch.cli.keys", "Create, list and revoke the bearer keys of a group's callers."),
     "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
     "requests": ("dispatch.cli.requests", "List requests that run and wait, and say where one is."),

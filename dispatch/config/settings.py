@@ -27,6 +27,10 @@ SLOTS_MAX = 2048
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PREFIX = "DISPATCH_"
+VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+"""What the name of an environment variable looks like, or none."""
+
+_HISTORY_SCHEMES = ("clickhouse", "clickhouses", "http", "https", "chdb")
 _VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss")
 
 
@@ -63,7 +67,7 @@ class GatewaySettings(BaseSettings):
     drain_timeout_ms: int = Field(30_000, ge=0, le=86_400_000, description="milliseconds from 0 to 86400000 (a day)")
     endpoint_url: str = Field("", repr=False, description="a URL like http://host:8000/v1")
     endpoint_api_key_env: str = Field(
-        "", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", description="the name of an environment variable, not the key"
+        "", pattern=VARIABLE, description="the name of an environment variable, not the key"
     )
     keys: Literal["auto", "required", "off"] = Field("auto", description="auto, required or off")
     insecure: bool = Field(False, description="true or false")
@@ -76,6 +80,14 @@ class GatewaySettings(BaseSettings):
         "", description="addresses or networks separated by commas, like 10.0.0.5,10.1.0.0/16"
     )
     metrics: Literal["keys", "open", "off"] = Field("keys", description="keys, open or off")
+    history_url: str = Field(
+        "", repr=False, description="a URL like clickhouse://user@host:8123/database, http(s)://... or chdb:///path"
+    )
+    history_password_env: str = Field(
+        "", pattern=VARIABLE, description="the name of an environment variable, not the password"
+    )
+    history_ttl_days: int = Field(90, ge=1, le=36_500, description="days from 1 to 36500")
+    history_batch_rows: int = Field(2_000, ge=1, le=100_000, description="a whole number from 1 to 100000")
     log_format: Literal["auto", "console", "json"] = Field("auto", description="auto, console or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
 
@@ -118,6 +130,14 @@ class GatewaySettings(BaseSettings):
         parts = urlsplit(value)
         if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
             raise ValueError("no HTTP URL")
+        return value
+
+    @field_validator("history_url")
+    @classmethod
+    def _is_history_url(cls, value: str) -> str:
+        # Only the scheme: the history reads the rest when it connects.
+        if value and urlsplit(value).scheme not in _HISTORY_SCHEMES:
+            raise ValueError("no history URL")
         return value
 
     @field_validator("http_trusted_proxies")

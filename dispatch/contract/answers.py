@@ -119,6 +119,8 @@ EXCEPTIONS: tuple[tuple[type[errors.DispatchError], Meaning], ...] = (
     ),
     (errors.StateConflict, Meaning(_NOT_NOW, "ended-interrupted", retry=False)),  # the client was closed meanwhile
     (errors.BadArgument, Meaning(HTTPStatus.BAD_REQUEST, "rejected-bad_argument")),
+    (errors.HistoryOff, Meaning(HTTPStatus.NOT_FOUND, "rejected-history_off", retry=False)),
+    (errors.HistoryError, Meaning(_NOT_NOW, "rejected-history_unavailable", retry=True)),
     (errors.ScriptFault, Meaning(_A_BUG, "ended-script_fault", retry=False)),
     (errors.DispatchError, Meaning(_A_BUG, "ended-internal", retry=False)),
 )

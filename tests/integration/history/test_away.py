@@ -1,0 +1,94 @@
+"""A history that is away: what its users are told, and that it is used again when it is back."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dispatch.errors import HistoryUnavailable
+from dispatch.telemetry.history.queries import History
+from dispatch.telemetry.history.records import Filter
+from dispatch.telemetry.history.sink import HistorySink
+from dispatch.telemetry.history.store import HistoryStore
+from dispatch.telemetry.spans import spans_of
+from tests.support.groups import unique_group
+from tests.support.history import PASSWORD, PASSWORD_ENV, RESOURCE, record, served_history
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_ENV, PASSWORD)
+
+
+async def test_spans_are_kept_by_who_brings_them_until_the_history_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with served_history(tmp_path / "history") as served:
+        store = HistoryStore(f"{served.url.replace('//', '//ann@')}/default", password_env=PASSWORD_ENV)
+        sink, group = HistorySink(store), unique_group()
+        spans = spans_of(record(0), group, RESOURCE)
+        await sink.take(spans)
+        assert await anyio.to_thread.run_sync(served.stop) == 0
+        with pytest.raises(HistoryUnavailable) as caught:
+            await sink.take(spans)
+        assert str(caught.value) == f"the history at {served.url}/default does not answer: Connection refused"
+        await anyio.to_thread.run_sync(served.start)
+        await sink.take(spans)
+        rows = History(store, group).requests(Filter()).rows
+        assert [row.request_id for row in rows] == ["r-0"]
+        await sink.aclose()
+    assert PASSWORD not in caplog.text
+
+
+async def test_a_killed_history_has_what_it_said_it_has(tmp_path: Path) -> None:
+    with served_history(tmp_path / "history") as served:
+        store = HistoryStore(served.url, password_env=PASSWORD_ENV)
+        group = unique_group()
+        store.write(spans_of(record(0), group, RESOURCE))
+        served.stop(signal.SIGKILL)
+        served.start()
+        assert History(store, group).stats(Filter()).total.requests == 1
+        store.close()
+
+
+async def test_a_wrong_password_and_missing_tables_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served_history(tmp_path / "history") as served:
+        with HistoryStore(f"{served.url}/empty", password_env=PASSWORD_ENV) as store:
+            with pytest.raises(HistoryUnavailable, match="has no tables yet; run: dispatch history init"):
+                store.write(spans_of(record(0), "g", RESOURCE))
+            assert len(store.init(7)) == 5
+            store.write(spans_of(record(0), "g", RESOURCE))
+        monkeypatch.setenv(PASSWORD_ENV, "another")
+        with (
+            HistoryStore(served.url, password_env=PASSWORD_ENV) as store,
+            pytest.raises(
+                HistoryUnavailable, match="refuses the login: check its user and DISPATCH_HISTORY_PASSWORD_ENV"
+            ),
+        ):
+            store.query("SELECT 1")
+
+
+async def test_rows_go_when_their_time_is_over(tmp_path: Path) -> None:
+    day_ms = 86_400_000
+    with served_history(tmp_path / "history", ttl_days=3) as served:
+        store = HistoryStore(served.url, password_env=PASSWORD_ENV)
+        group = unique_group()
+        new = record(0)
+        old = record(1, ended_ms=new.ended_ms - 5 * day_ms)
+        for one in (old, new):
+            store.write(spans_of(one, group, RESOURCE))
+        for table in ("dispatch_requests", "dispatch_attempts", "otel_traces"):
+            store.command(f"OPTIMIZE TABLE {table} FINAL")
+        assert [row.request_id for row in History(store, group).requests(Filter()).rows] == ["r-0"]
+        story = History(store, group).request("r-0")
+        assert story is not None
+        assert len(story.attempts) == 1
+        assert store.query("SELECT count() AS found FROM otel_traces") == [{"found": 2}]
+        store.close()
