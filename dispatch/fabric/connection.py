@@ -22,6 +22,9 @@ WAIT_MIN_S, WAIT_MAX_S = 0.05, 60.0
 WAIT_MARGIN_S = 2.0
 """How much later than asked a waiting server may answer before it counts as unavailable."""
 
+SUBSCRIBED_MAX = 1_000
+"""Messages that a subscriber keeps for its task; of more, the oldest are lost."""
+
 
 def bounded_wait(seconds: float) -> float:
     """Return `seconds` within the bounds of one blocking wait (not a number counts as the least)."""
@@ -45,6 +48,25 @@ class Waiter(Protocol):
 
     async def aclose(self) -> None:
         """Close the connection; a wait under way ends with `FabricUnavailable` or False."""
+        ...
+
+
+class Subscriber(Protocol):
+    """A connection of its own that hears one channel, for one task."""
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Return the next message, or None when none came for about `seconds`. The first call subscribes.
+
+        Messages may be lost, and are while nobody listens: who needs all looks again. Safe to cancel: what comes
+        meanwhile is kept, as far as `SUBSCRIBED_MAX`.
+
+        Raises:
+            FabricUnavailable: there is no connection; the next call opens a new one.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection. Repeatable."""
         ...
 
 
@@ -118,6 +140,10 @@ class Connection(Protocol):
 
     def waiter(self) -> Waiter:
         """A waiter with a connection of its own to the same server."""
+        ...
+
+    def subscriber(self, channel: str) -> Subscriber:
+        """A subscriber to `channel` with a connection of its own to the same server."""
         ...
 
     async def aclose(self) -> None:

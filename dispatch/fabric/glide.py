@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,13 @@ import glide
 from dispatch.errors import DispatchError, FabricUnavailable
 from dispatch.fabric.address import Address
 from dispatch.fabric.calls import FunctionCall, T
-from dispatch.fabric.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WAIT_MARGIN_S, bounded_wait
+from dispatch.fabric.connection import (
+    CONNECT_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    SUBSCRIBED_MAX,
+    WAIT_MARGIN_S,
+    bounded_wait,
+)
 from dispatch.fabric.faults import ServerFault, to_error
 from dispatch.fabric.streams import Claimed, Reading, StreamEntry
 
@@ -167,6 +174,10 @@ class GlideConnection:
         """Return a waiter with a client of its own to the same server."""
         return GlideWaiter(self._address)
 
+    def subscriber(self, channel: str) -> GlideSubscriber:
+        """Return a subscriber with a client of its own to the same server."""
+        return GlideSubscriber(self._address, channel)
+
     async def aclose(self) -> None:
         """Close everything; calls under way end with `FabricUnavailable`. Repeatable."""
         if self._renewal is not None:
@@ -244,7 +255,54 @@ class GlideWaiter:
                 await client.close()
 
 
-async def _create(address: Address) -> Any:
+class GlideSubscriber:
+    """`Subscriber` over valkey-glide: a client of its own, made by the first wait; it reconnects by itself."""
+
+    def __init__(self, address: Address, channel: str) -> None:
+        self._address = address
+        self._channel = channel
+        self._client: Any = None
+        self._heard: deque[bytes] = deque(maxlen=SUBSCRIBED_MAX)
+        self._came = asyncio.Event()
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Return the next message, or None when none came for about `seconds`."""
+        if self._client is None:
+            await self._open()
+        if not self._heard:
+            self._came.clear()
+            with anyio.move_on_after(bounded_wait(seconds)):
+                await self._came.wait()
+        return self._heard.popleft() if self._heard else None
+
+    async def aclose(self) -> None:
+        """Close the client; the next wait opens a new one."""
+        client, self._client = self._client, None
+        self._heard.clear()
+        if client is not None:
+            with anyio.CancelScope(shield=True):
+                await client.close()
+
+    async def _open(self) -> None:
+        try:
+            self._client = await _create(self._address, self._subscription())
+            with _waiting_errors(self._address):
+                await self._client.ping()  # clients connect with their first command
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def _subscription(self) -> Any:
+        kind = glide.GlideClusterClientConfiguration if self._address.cluster else glide.GlideClientConfiguration
+        exact = {kind.PubSubChannelModes.Exact: {self._channel}}
+        return kind.PubSubSubscriptions(exact, callback=self._on_message, context=None)
+
+    def _on_message(self, message: Any, _context: Any) -> None:
+        self._heard.append(message.message)
+        self._came.set()
+
+
+async def _create(address: Address, subscription: Any = None) -> Any:
     nodes = [glide.NodeAddress(host, port) for host, port in address.nodes]
     login = glide.ServerCredentials(address.password, address.username) if address.password is not None else None
     tls = glide.TlsAdvancedConfiguration(root_pem_cacerts=address.ca_pem()) if address.ca_file else None
@@ -256,6 +314,7 @@ async def _create(address: Address) -> Any:
         "reconnect_strategy": _RECONNECT,
         "inflight_requests_limit": IN_FLIGHT_LIMIT,
         "lazy_connect": True,
+        "pubsub_subscriptions": subscription,
     }
     connect_ms = int(CONNECT_TIMEOUT_S * 1000)
     if address.cluster:

@@ -245,6 +245,15 @@ class Chore:
     chore_ms: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Answer of `snapshot_publish`: PUBLISHED, UNCHANGED or WAIT (for another gateway); `sequence` of the last."""
+
+    status: str
+    again_ms: int
+    sequence: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Answer of `pool_estimate`. None = unknown: nothing was launched lately, or the pool is paused.

@@ -133,6 +133,10 @@ class RedisConnection:
         """Return a waiter with a connection of its own to the same server."""
         return RedisWaiter(self._address)
 
+    def subscriber(self, channel: str) -> RedisSubscriber:
+        """Return a subscriber with a connection of its own to the same server."""
+        return RedisSubscriber(self._address, channel)
+
     async def aclose(self) -> None:
         """Close everything. Repeatable."""
         with anyio.CancelScope(shield=True):
@@ -169,6 +173,40 @@ class RedisWaiter:
 
     async def aclose(self) -> None:
         """Close the connection; a wait under way ends with `FabricUnavailable`, the next one opens a new one."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            with anyio.CancelScope(shield=True):
+                await wire.disconnect(nowait=True)
+
+
+class RedisSubscriber:
+    """`Subscriber` over redis-py: one connection, made by the first wait and after every failed one."""
+
+    def __init__(self, address: Address, channel: str) -> None:
+        self._address = address
+        self._channel = channel
+        self._wire: Any = None
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Return the next message, or None when none came for about `seconds`."""
+        ends_at = anyio.current_time() + bounded_wait(seconds)
+        try:
+            with redis_errors(self._address):
+                if self._wire is None:
+                    self._wire = await _wire_for(self._address, self._channel)
+                    await self._wire.send_command("SUBSCRIBE", self._channel)
+                while (left_s := ends_at - anyio.current_time()) > 0:
+                    # What was read of a message stays in the parser when the time is over or the task is cancelled.
+                    heard = await self._wire.read_response(timeout=left_s, disconnect_on_error=False)
+                    if heard is not None and heard[0] == b"message":
+                        return bytes(heard[2])
+        except Exception:
+            await self.aclose()
+            raise
+        return None
+
+    async def aclose(self) -> None:
+        """Close the connection; the next wait opens a new one."""
         wire, self._wire = self._wire, None
         if wire is not None:
             with anyio.CancelScope(shield=True):

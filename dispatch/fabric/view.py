@@ -37,7 +37,7 @@ class Note(Row, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class RecorderRow(Row, frozen=True, kw_only=True):
+class ReaderRow(Row, frozen=True, kw_only=True):
     """One who takes the endings to a history: how many are left (None = the server cannot tell), and how far it is.
 
     `taken` were handed to it and are not confirmed, the oldest of them ended at `oldest_taken_ms`.
@@ -52,7 +52,7 @@ class RecorderRow(Row, frozen=True, kw_only=True):
 
 
 class GroupRow(Row, frozen=True, kw_only=True):
-    """Totals and bounds of the group. `recorders` None = not known, empty = nothing takes the endings."""
+    """Totals and bounds of the group. `readers` None = not known, empty = nothing takes the endings."""
 
     server_ms: int
     generation: int | None = None
@@ -67,7 +67,7 @@ class GroupRow(Row, frozen=True, kw_only=True):
     dead: int | None = None
     pools: int | None = None
     last_beat_ms: int | None = None
-    recorders: tuple[RecorderRow, ...] | None = None
+    readers: tuple[ReaderRow, ...] | None = None
 
 
 class PoolRow(Row, frozen=True, kw_only=True):

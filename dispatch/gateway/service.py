@@ -19,6 +19,7 @@ from dispatch.gateway.holdings import Holdings
 from dispatch.gateway.identity import Identity
 from dispatch.gateway.link import PROBLEMS, Link
 from dispatch.gateway.naming import require_free_id
+from dispatch.gateway.publisher import Publisher
 from dispatch.gateway.runs import Runner
 from dispatch.gateway.settling import Settler
 from dispatch.gateway.watcher import Watcher
@@ -50,6 +51,7 @@ class Service:
         self._runner.observer = self._runner.appender.observer = self.claims.observer = observer
         self.heart = Heart(self.link, self._runner, self.claims, self.endpoints)
         self._watcher = Watcher(identity, self.link, self.endpoints, self._client)
+        self._publisher = Publisher(self.link, settings.gateway_id)
         self.claims.on_chores = self._watcher.expect
         self.link.on_found = self._found
         self._claiming = anyio.CancelScope()
@@ -77,6 +79,7 @@ class Service:
                 tasks.start_soon(self.heart.listener.run)
                 tasks.start_soon(self.claims.listener.run)
                 tasks.start_soon(self._watcher.run)
+                tasks.start_soon(self._publisher.run)
                 tasks.start_soon(self._break_off)
                 with self._claiming:
                     await self.claims.run()

@@ -76,7 +76,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     long_run_samples: int = 20
     queue_percent: int = 80
     clock_ms: int = 1_000
-    recorder_lag_ms: int = 10_000
+    reader_lag_ms: int = 10_000
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from dispatch.fabric.streams import READER
 from dispatch.fabric.view import EndingRow, FabricView, RequestRow
 from dispatch.studio.findings import Act, Finding, Situation
 from dispatch.studio.looking import address_of, ago, is_live, listed
@@ -14,8 +15,6 @@ _BAD = ("lost", "dead", "malformed", "producer_gone", "reply_dropped")
 _OWN_FAULT = {400, 405, 411, 413, 415, 422}
 """Answers that speak of the request: another provider would say the same."""
 _MOSTLY = 5
-RECORDER = "history"
-"""The consumer group of the endings stream that a history is written by."""
 
 
 def running_long(s: Situation) -> Iterator[Finding]:
@@ -98,22 +97,22 @@ def refused_by_endpoint(s: Situation) -> Iterator[Finding]:
 def history_behind(s: Situation) -> Iterator[Finding]:
     """What ended does not reach the history."""
     group, history = s.view.group, s.history
-    if group is None or group.recorders is None:
+    if group is None or group.readers is None:
         return
     problem = history.problem if history and history.configured else ""
     if problem:
         yield _history(
             "history_away", f"History does not answer: {problem.rstrip('.')}.", "ClickHouse, and the exporter"
         )
-    recorder = next((row for row in group.recorders if row.name == RECORDER), None)
-    if recorder is None:
+    reader = next((row for row in group.readers if row.name == READER), None)
+    if reader is None:
         if s.view.endings:
             yield _history("history_off", "Nothing takes the endings of this group to a history: history is off, or no "
                            "gateway that writes it has run in this group.",
                            "history.url of the gateways, and their group", note=True)  # fmt: skip
         return
-    lag, last_ms = recorder.lag or 0, recorder.last_ms
-    stuck_ms = s.view.server_ms - s.limits.recorder_lag_ms
+    lag, last_ms = reader.lag or 0, reader.last_ms
+    stuck_ms = s.view.server_ms - s.limits.reader_lag_ms
     if lag and _waits_since(s.view, last_ms) < stuck_ms:
         sentence = (
             f"History is {plural(lag, 'ending', 'endings')} behind; the last it took ended {ago(s.view, last_ms)} ago."
@@ -122,8 +121,8 @@ def history_behind(s: Situation) -> Iterator[Finding]:
             sentence = f"History is {plural(lag, 'ending', 'endings')} behind, and has taken none."
         yield _history("history_behind", sentence, "the exporter: does a gateway with history.url run in this group?",
                        since_ms=last_ms)  # fmt: skip
-    elif recorder.taken and (recorder.oldest_taken_ms or 0) < stuck_ms:
-        taken, oldest_ms = plural(recorder.taken, "ending was", "endings were"), recorder.oldest_taken_ms
+    elif reader.taken and (reader.oldest_taken_ms or 0) < stuck_ms:
+        taken, oldest_ms = plural(reader.taken, "ending was", "endings were"), reader.oldest_taken_ms
         sentence = f"{taken} taken and not written, the oldest ended {ago(s.view, oldest_ms)} ago."
         yield _history("history_unwritten", sentence, "ClickHouse, and the exporter's log", since_ms=oldest_ms)
     if history and history.missing:
@@ -145,7 +144,7 @@ def _history(rule: str, sentence: str, look: str, *, note: bool = False, since_m
 
 
 def _waits_since(view: FabricView, last_ms: int | None) -> int:
-    """Return since when the first ending that the recorder has not taken waits, as far as the newest endings tell."""
+    """Return since when the first ending that the reader has not taken waits, as far as the newest endings tell."""
     later = [row.ended_ms for row in view.endings or () if row.ended_ms is not None and row.ended_ms > (last_ms or 0)]
     return min(later, default=view.server_ms)
 

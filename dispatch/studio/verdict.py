@@ -89,7 +89,7 @@ _SHOWN_BY = {
     "requests-vanish": ("endings",),
     "backend-errors": ("endpoints",),
     "fallback-missing": ("endings",),
-    "history-missing": ("recorders",),
+    "history-missing": ("readers",),
 }
 """By symptom: the sections of a view without which nothing can be said."""
 
@@ -107,8 +107,8 @@ def signals(situation: Situation, found: Sequence[Finding]) -> list[SignalState]
 
 
 def _is_known(situation: Situation, section: str) -> bool:
-    if section == "recorders":
-        return situation.view.group is not None and situation.view.group.recorders is not None
+    if section == "readers":
+        return situation.view.group is not None and situation.view.group.readers is not None
     return getattr(situation.view, section) is not None
 
 

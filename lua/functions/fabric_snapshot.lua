@@ -8,13 +8,14 @@
 -- Errors:  GROUP_UNKNOWN, BAD_ARGUMENT
 -- Moves:   (none)
 -- Touches: group, pool, endpoint, gateway, gateways, holding, leases, requests, flow, flows, returned, request, dead,
---          endings, events, generations, timers
+--          endings, events, generations, timers, chores
 -- Flags:   no-writes
 -- Cost:    linear in limit
 -- Twice:   reads again
 local dead = require("state.dead")
 local faults = require("state.faults")
 local group = require("state.group")
+local readers = require("state.readers")
 local retry = require("lib.retry")
 local schema = require("schema")
 local sections = require("state.sections")
@@ -37,7 +38,8 @@ local function group_text(step, details)
   local config, record = step.config, step.group
   local sleeping = 0
   for _ in pairs(record.sleepers) do sleeping = sleeping + 1 end
-  return cjson.encode({
+  local rows = readers.rows(step.root)
+  local text = cjson.encode({
     server_ms = step.now, section = "group", generation = details.generation, policy = config.policy,
     total_concurrent_dispatch = config.total_concurrent_dispatch, max_queued = config.max_queued,
     cost_min = config.cost_min, cost_max = config.cost_max, lease_ms = config.lease_ms,
@@ -47,6 +49,7 @@ local function group_text(step, details)
     last_beat_ms = record.last_beat, grace_until_ms = record.grace_until, sleeping_gateways = sleeping,
     sequence = record.seq, round = record.round,
   })
+  return string.sub(text, 1, -2) .. ',"readers":' .. (#rows > 0 and cjson.encode(rows) or "[]") .. "}"
 end
 
 local function config_text(step, details)

@@ -42,6 +42,12 @@ function chores.due(step, limit)
   return found
 end
 
+--- When `kind` is to be done for the endpoint `name`, ms; nil = it is not.
+function chores.due_at(step, kind, name)
+  local due = server.call("ZSCORE", keys.of(step.root, "chores"), kind .. ":" .. name)
+  return due and tonumber(due) or nil
+end
+
 --- Milliseconds until the next chore is due, -1 = there is none.
 function chores.due_in(step)
   local due = step.group.next_chore

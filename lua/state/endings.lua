@@ -89,4 +89,10 @@ function endings.finish(step, request, ending, facts)
   step.ended = step.ended + 1
 end
 
+--- The id of the newest record, "" when there is none.
+function endings.newest(root)
+  local found = server.call("XREVRANGE", keys.of(root, "endings"), "+", "-", "COUNT", 1)[1]
+  return found and found[1] or ""
+end
+
 return endings

@@ -10,4 +10,10 @@ function events.append(root, now, kind, facts)
     "kind", kind, "at_ms", now, unpack(facts))
 end
 
+--- The id of the newest event, "" when there is none.
+function events.newest(root)
+  local found = server.call("XREVRANGE", keys.of(root, "events"), "+", "-", "COUNT", 1)[1]
+  return found and found[1] or ""
+end
+
 return events

@@ -47,6 +47,17 @@ function gateways.entry(root, name)
   return found
 end
 
+--- What is told of the gateways: a text that changes when one comes, goes, or begins to drain, and how many live.
+function gateways.signs(root)
+  local parts, live = {}, 0
+  for at, name in ipairs(gateways.names(root)) do
+    local found = server.call("HMGET", keys.of(root, "gateway", name), "draining", "slots")
+    if found[2] then live = live + 1 end
+    parts[at] = name .. (found[2] and ":" .. found[2] .. ":" .. (found[1] or "") or ":gone")
+  end
+  return table.concat(parts, " "), live
+end
+
 --- How many leases the gateway holds.
 function gateways.held(root, name)
   return server.call("SCARD", keys.of(root, "holding", name))

@@ -47,6 +47,11 @@ function group.details(root)
   }
 end
 
+--- The number of the config in force.
+function group.generation_in_force(root)
+  return tonumber(server.call("HGET", keys.of(root, "group"), "generation") or 0)
+end
+
 --- The document in force, as JSON, or nil. It can be large.
 function group.document(root)
   return server.call("HGET", keys.of(root, "group"), "document") or nil

@@ -92,4 +92,24 @@ function readers.state(root, stream, name)
   return state
 end
 
+-- The time in a stream's id; nil for the id before all others.
+local function time_of(id)
+  local ms = id and split(id)
+  return ms and ms > 0 and ms or nil
+end
+
+--- All readers of the endings, as rows: how many each was not handed (`lag`, nil when the server cannot tell), the time of
+-- the last it was handed, and how many it was handed and did not confirm (`taken`), with the time of the oldest.
+function readers.rows(root)
+  local key, rows = keys.of(root, "endings"), {}
+  if server.call("EXISTS", key) == 0 then return rows end
+  for at, flat in ipairs(server.call("XINFO", "GROUPS", key)) do
+    local about = as_table(flat)
+    local oldest = about["pending"] > 0 and server.call("XPENDING", key, about["name"])[2]
+    rows[at] = { name = about["name"], consumers = about["consumers"], lag = about["lag"] or nil,
+      last_ms = time_of(about["last-delivered-id"]), taken = about["pending"], oldest_taken_ms = time_of(oldest) }
+  end
+  return rows
+end
+
 return readers

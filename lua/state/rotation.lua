@@ -212,6 +212,11 @@ function rotation.note_full(step)
   if pool then pools.skip(step, pool, step.group.kept > 0 and "protected" or "global_capacity") end
 end
 
+--- How many pools stand in the line.
+function rotation.length(step)
+  return server.call("ZCARD", line_key(step))
+end
+
 --- Whether anybody stands in the line.
 function rotation.anyone(step)
   return server.call("EXISTS", line_key(step)) == 1

@@ -2,6 +2,7 @@
 -- Scalars only: never a body, never the envelope's metadata. What does not apply is absent; what should have a value
 -- and has none is null, never 0.
 local breaker = require("lib.breaker")
+local chores = require("state.chores")
 local dead = require("state.dead")
 local endpoints = require("state.endpoints")
 local entry = require("lib.entry")
@@ -41,8 +42,8 @@ local function pool_row(step, name)
   for _, counter in ipairs({ "endings", "rejected", "skips" }) do
     if next(record[counter]) then row[counter] = record[counter] end
   end
-  if record.depth > 0 and record.head then
-    local head = entry.decode(record.head)
+  local head = record.depth > 0 and queue.peek(step, pool)
+  if head then
     row.head_cost, row.head_submitted_ms = head.cost, head.submitted_ms
   end
   return row
@@ -53,7 +54,6 @@ function sections.pools(step, details, cursor, limit, subject)
   if subject ~= "" then
     local pool = pools.get(step, subject)
     if not pool then return {}, "" end
-    queue.peek(step, pool) -- its record then knows the head
     return { pool_row(step, subject) }, ""
   end
   local names, next_cursor = pages.part(details.pools, cursor, limit)
@@ -68,13 +68,16 @@ local function or_null(value)
   return value
 end
 
--- The breaker: its state (closed, open, half_open), since when it is not closed, and the probe that is under way.
-local function add_breaker(row, record, now)
+-- The breaker: its state (closed, open, half_open), since when it is not closed, the probe that is under way, and when
+-- a gateway asks the endpoint if no request does before.
+local function add_breaker(row, step, name, record)
+  local now = step.now
   row.breaker = breaker.state(record, now)
   row.failures_in_a_row = record.in_a_row or 0
   if row.breaker ~= "closed" then
     row.breaker_since_ms = row.breaker == "open" and record.opened_ms or record.open_until
     row.open_until_ms, row.good_probes = record.open_until, record.good or 0
+    row.next_probe_ms = chores.due_at(step, "probe", name)
   end
   local probe = breaker.probing(record, now) and record.probe
   if probe then
@@ -106,7 +109,7 @@ local function endpoint_row(step, name)
     block_reason = reason, blocked_until_ms = until_ms }
   if config.breaker_failures then -- it is configured (still)
     row.breaker_failures, row.close_after = config.breaker_failures, config.close_after
-    add_breaker(row, record, step.now)
+    add_breaker(row, step, name, record)
   end
   if gate.configured(config) then add_gate(row, endpoint, step.now) end
   return row

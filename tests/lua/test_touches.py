@@ -92,6 +92,7 @@ class Life:
     def run(self) -> None:
         configure(self.url, GROUP)
         self.connection.run(GROUP, f.library_version())
+        self.connection.run(GROUP, f.snapshot_publish("g"))
         self.renew()
         assert not self.claim(4)
         for pool in ("interactive", "default", "default", "backfill"):
@@ -188,6 +189,8 @@ class Life:
     def asked(self) -> None:
         """What callers ask, and what lets them in."""
         self.connection.run(GROUP, f.pool_estimate("default"))
+        for gateway in ("g", "other"):
+            self.connection.run(GROUP, f.snapshot_publish(gateway))
         self.connection.run(GROUP, f.key_change("create", "k", b"{}", actor="a"))
         self.connection.run(GROUP, f.key_read("k"))
         self.connection.run(GROUP, f.key_read())

@@ -260,6 +260,9 @@ class FakeFabric:
         assert args[0] == "config"
         return json.dumps({"generation": self.generation, "document": self.document}).encode()
 
+    def _snapshot_publish(self, _args: list[Any]) -> list[Any]:
+        return [b"WAIT", 1000, 0]
+
     def _lease_claim(self, args: list[Any]) -> list[Any]:
         self._known()
         _, _, nonce, want = args

@@ -140,6 +140,7 @@ class EndpointRow(Shape):
     close_after: int | None = None
     breaker_since_ms: int | None = None
     open_until_ms: int | None = None
+    next_probe_ms: int | None = Field(None, description="when a gateway asks it, if no request does before")
     good_probes: int | None = None
     probe: Probe | None = None
     gate: Gate | None = None
@@ -277,6 +278,17 @@ class RetryBudget(Shape):
     allowed_10s: float
 
 
+class Reader(Shape):
+    """Who takes the endings to a history, and how far it is."""
+
+    name: str
+    consumers: int
+    lag: int | None = Field(None, description="endings it has not been handed; null = the server cannot tell")
+    last_ms: int | None = Field(None, description="when the last it was handed ended")
+    taken: int = Field(description="endings it was handed and has not confirmed")
+    oldest_taken_ms: int | None = None
+
+
 class GroupFacts(Shape):
     """The group as a whole."""
 
@@ -302,6 +314,7 @@ class GroupFacts(Shape):
     sleeping_gateways: int
     sequence: int | None = None
     round: int | None = None
+    readers: list[Reader] | None = None
 
 
 class EstimateFacts(Shape):

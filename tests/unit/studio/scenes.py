@@ -13,7 +13,7 @@ from dispatch.fabric.view import (
     GatewayRow,
     GroupRow,
     PoolRow,
-    RecorderRow,
+    ReaderRow,
     RequestRow,
 )
 from dispatch.studio.findings import Finding, Situation
@@ -26,7 +26,7 @@ NOW = 1_700_000_000_000
 def group(**facts: Any) -> GroupRow:
     usual = {
         "server_ms": NOW, "policy": "drr", "total_concurrent_dispatch": 8, "lease_ms": 30_000, "pending": 0,
-        "in_flight": 0, "delayed": 0, "cost_max": 16, "recorders": (RecorderRow(name="history", lag=0, last_ms=NOW),),
+        "in_flight": 0, "delayed": 0, "cost_max": 16, "readers": (ReaderRow(name="history", lag=0, last_ms=NOW),),
     }  # fmt: skip
     return GroupRow(**usual | facts)
 

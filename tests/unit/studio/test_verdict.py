@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatch.fabric.view import FabricView, GateRow, Note, RecorderRow
+from dispatch.fabric.view import FabricView, GateRow, Note, ReaderRow
 from dispatch.studio.findings import HistoryFacts
 from dispatch.studio.verdict import attention, pool_names
 from tests.unit.studio.scenes import (
@@ -168,17 +168,17 @@ ONE_VIEW: dict[str, tuple[Callable[[], FabricView], str, str, str]] = {
         "unknown", "group", "The section endpoints could not be read: the key may not read it.",
     ),
     "history behind": (
-        lambda: view(group=group(recorders=(RecorderRow(name="history", lag=3, last_ms=NOW - 90_000),)),
+        lambda: view(group=group(readers=(ReaderRow(name="history", lag=3, last_ms=NOW - 90_000),)),
                      endings=(ended(1, ended_ms=NOW - 40_000),)),
         "broken", "group", "History is 3 endings behind; the last it took ended 1 m 30 s ago.",
     ),
     "history has not written": (
-        lambda: view(group=group(recorders=(
-            RecorderRow(name="history", lag=0, last_ms=NOW, taken=4, oldest_taken_ms=NOW - 30_000),))),
+        lambda: view(group=group(readers=(
+            ReaderRow(name="history", lag=0, last_ms=NOW, taken=4, oldest_taken_ms=NOW - 30_000),))),
         "broken", "group", "4 endings were taken and not written, the oldest ended 30 s ago.",
     ),
     "history off": (
-        lambda: view(group=group(recorders=()), endings=(ended(1),)),
+        lambda: view(group=group(readers=()), endings=(ended(1),)),
         "note", "group", ("Nothing takes the endings of this group to a history: history is off, or no gateway that "
         "writes it has run in this group."),
     ),
@@ -220,10 +220,10 @@ SILENT: dict[str, Callable[[], FabricView]] = {
     "a pool without a bound of depth": lambda: view(pools=(pool(pending=5, max_queue_depth=None),)),
     "too few runs to know the usual": lambda: view(running=(running("r1", 7_000),), endings=(ended(1),)),
     "history reads what ends just now": lambda: view(
-        group=group(recorders=(RecorderRow(name="history", lag=3, last_ms=NOW - 90_000),)), endings=(ended(1),)
+        group=group(readers=(ReaderRow(name="history", lag=3, last_ms=NOW - 90_000),)), endings=(ended(1),)
     ),
-    "nothing has ended": lambda: view(group=group(recorders=())),
-    "recorders are not known": lambda: view(group=group(recorders=None), endings=(ended(1),)),
+    "nothing has ended": lambda: view(group=group(readers=())),
+    "readers are not known": lambda: view(group=group(readers=None), endings=(ended(1),)),
 }  # fmt: skip
 
 
