@@ -192,6 +192,8 @@ def key_read(key_id: str = "") -> FunctionCall[dict[str, bytes]]:
 def records_watch(reader: str, *, prepare: bool = False) -> FunctionCall[RecordsState]:
     """Say how far `reader` (a consumer group) has read the record streams; `prepare` makes it where it is missing."""
     return FunctionCall("records_watch", [reader, int(prepare)], _records_state)
+
+
 def snapshot_publish(gateway_id: str) -> FunctionCall[r.Publication]:
     """Tell those who watch the group if its state has changed, unless another gateway does it for all."""
     return FunctionCall("snapshot_publish", [gateway_id], _publication)
@@ -373,6 +375,8 @@ def _stream_state(cells: list[Any]) -> StreamState:
         length=cells[0], added=cells[1], first_id=_text(cells[2]), last_id=_text(cells[3]), read_id=_text(cells[4]),
         lag=lag, pending=pending, lost_now=cells[7],
     )  # fmt: skip
+
+
 def _publication(answer: list[Any]) -> r.Publication:
     return r.Publication(_text(answer[0]), answer[1], answer[2])
 

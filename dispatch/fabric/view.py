@@ -146,6 +146,7 @@ class EndpointRow(Row, frozen=True, kw_only=True):
     breaker_failures: int | None = None
     failures_in_a_row: int | None = None
     open_until_ms: int | None = None
+    next_probe_ms: int | None = None
     good_probes: int | None = None
     close_after: int | None = None
     probe: ProbeRow | None = None

@@ -98,8 +98,8 @@ local function time_of(id)
   return ms and ms > 0 and ms or nil
 end
 
---- All readers of the endings, as rows: how many each was not handed (`lag`, nil when the server cannot tell), the time of
--- the last it was handed, and how many it was handed and did not confirm (`taken`), with the time of the oldest.
+--- All readers of the endings, as rows: how many each was not handed (`lag`, nil when the server cannot tell), the time
+-- of the last it was handed, and how many it was handed and did not confirm (`taken`), with the time of the oldest.
 function readers.rows(root)
   local key, rows = keys.of(root, "endings"), {}
   if server.call("EXISTS", key) == 0 then return rows end

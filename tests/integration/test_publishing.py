@@ -99,7 +99,7 @@ CHANGES: dict[str, tuple[Callable[[ByHand], Any], set[str]]] = {
     "submit": (lambda hand: hand.submit(), {"requests"}),
     "claim": (claim, {"requests", "pools"}),
     "end": (settle, {"requests", "endings"}),
-    "refusal": (refuse, {"requests"}),
+    "refusal": (refuse, {"endings"}),
     "pause": (pause, {"events"}),
     "gateway": (beat, {"gateways"}),
 }
