@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dispatch.errors import DispatchError
 from dispatch.fabric.calls import FunctionCall
-from dispatch.fabric.connection import Connection, Waiter
+from dispatch.fabric.connection import Connection, Subscriber, Waiter
 from dispatch.fabric.observing import Observer
 
 T = TypeVar("T")
@@ -53,6 +53,10 @@ class TimedConnection:
     def waiter(self) -> Waiter:
         """Return a waiter of the other connection's."""
         return self._inner.waiter()
+
+    def subscriber(self, channel: str) -> Subscriber:
+        """Return a subscriber of the other connection's."""
+        return self._inner.subscriber(channel)
 
 
 class _Clock:

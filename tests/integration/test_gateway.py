@@ -123,7 +123,7 @@ async def test_an_idle_gateway_starts_a_request_within_milliseconds_and_does_not
         assert statistics.median(waits) < 0.020
         before = fcalls()
         await anyio.sleep(1)
-        assert fcalls() - before <= 4
+        assert fcalls() - before <= 12  # five looks for those who watch the group, two reaps, a heartbeat or two
 
 
 async def test_two_gateways_at_once_give_a_new_group_one_config(valkey: ValkeyProcess, connection: Connection) -> None:
