@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from dispatch.fabric.streams import READER
+from dispatch.fabric.streams import HISTORY
 from dispatch.fabric.view import EndingRow, FabricView, RequestRow
 from dispatch.studio.findings import Act, Finding, Situation
 from dispatch.studio.looking import address_of, ago, is_live, listed
@@ -104,7 +104,7 @@ def history_behind(s: Situation) -> Iterator[Finding]:
         yield _history(
             "history_away", f"History does not answer: {problem.rstrip('.')}.", "ClickHouse, and the exporter"
         )
-    reader = next((row for row in group.readers if row.name == READER), None)
+    reader = next((row for row in group.readers if row.name == HISTORY), None)
     if reader is None:
         if s.view.endings:
             yield _history("history_off", "Nothing takes the endings of this group to a history: history is off, or no "

@@ -19,7 +19,7 @@ from dispatch.fabric.schema import key
 from tests.support.by_hand import ByHand
 from tests.support.gateway_process import GatewayProcess
 from tests.support.groups import unique_group
-from tests.support.producing import eye, wide_group
+from tests.support.producing import eye, until, wide_group
 from tests.support.valkey import ValkeyProcess
 
 
@@ -191,6 +191,7 @@ def test_a_dead_request_and_its_ending_are_told(valkey: ValkeyProcess) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.timeout(240)
 async def test_three_gateways_tell_each_change_once_and_in_time_and_replace_one_that_dies(
     start_valkey: Callable[..., ValkeyProcess],
 ) -> None:
@@ -200,9 +201,10 @@ async def test_three_gateways_tell_each_change_once_and_in_time_and_replace_one_
     names = ("gw-a", "gw-b", "gw-c")
     fleet = {name: GatewayProcess(server.url, group, gateway_id=name).launch() for name in names}
     try:
-        with anyio.fail_after(40):
-            while (await heard(channel))["gateways"] < 3:
-                pass
+        for gateway in fleet.values():
+            await until(lambda started=gateway: started.event("listening") is not None, within_s=100)
+        while (await heard(channel))["gateways"] < 3:
+            pass
         await quiet(channel)
         delays, sequences = [], []
         for number in range(8):

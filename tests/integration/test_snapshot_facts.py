@@ -9,7 +9,7 @@ import pytest
 from dispatch.fabric import functions as f
 from dispatch.fabric.records import Outcome, Settlement, Verdict
 from dispatch.fabric.schema import key
-from dispatch.fabric.streams import READER
+from dispatch.fabric.streams import HISTORY
 from dispatch.fabric.view import read_view_blocking
 from tests.support.by_hand import ByHand
 from tests.support.producing import eye, wide_group
@@ -68,11 +68,11 @@ def test_readers_of_the_endings_are_shown_with_what_they_have_not_taken(hand: By
     assert hand.section("group")["readers"] == []
     stream = key(hand.group, "endings")
     with eye(hand.url) as client:
-        client.xgroup_create(stream, READER, "0")
+        client.xgroup_create(stream, HISTORY, "0")
         [row] = hand.section("group")["readers"]
-        assert (row["name"], row["lag"], row["taken"]) == (READER, 3, 0)
+        assert (row["name"], row["lag"], row["taken"]) == (HISTORY, 3, 0)
         assert "last_ms" not in row
-        client.xreadgroup(READER, "consumer", {stream: ">"}, count=2)
+        client.xreadgroup(HISTORY, "consumer", {stream: ">"}, count=2)
         [row] = hand.section("group")["readers"]
         assert (row["lag"], row["taken"], row["consumers"]) == (1, 2, 1)
         first, second, _ = (int(entry[0].split(b"-")[0]) for entry in client.xrange(stream))
