@@ -56,6 +56,7 @@ EVENTS: Final[dict[str, str]] = {
     "gate_sampled_again": "they do again",
     "chore_not_taken": "asking for a probe or sample to take had no answer",
     "chore_failed": "a fault of ours ended one, see trace",
+    "snapshot_not_published": "looking for those who watch the group had no answer",
     # HTTP.
     "call_refused": "a call got no place, with the word of x-dispatch-reason",
     "call_failed": "a fault of ours ended a call, see trace",
