@@ -59,14 +59,15 @@ class EndpointClient:
     async def execute(self, endpoint: Endpoint, call: Call, *, deadline_s: float) -> Execution:
         """Send `call` once and say how it ended; `deadline_s` = seconds from now until the request's deadline.
 
-        The body travels byte for byte, with the endpoint's own Authorization and no header of the caller's. Never
+        The body travels byte for byte, with the endpoint's own Authorization and no header of the caller's; of
+        ours the call's trace context. Never
         raises for what the network or the endpoint does. Cancel safe: the connection is closed at once, so that the
         endpoint stops working on it. A deadline that has passed ends `expired` without a call.
 
         Raises:
             RuntimeError: the client is closed.
         """
-        return await self._run(endpoint, "POST", call.operation.path, call.body, deadline_s)
+        return await self._run(endpoint, _call_request(endpoint, call), deadline_s)
 
     def stream(self, endpoint: Endpoint, call: Call, *, deadline_s: float) -> BackendStream:
         """Return the handle of a call whose answer is a stream; entering it sends the call, once. See `BackendStream`.
@@ -77,7 +78,7 @@ class EndpointClient:
             RuntimeError: the client is closed.
             ValueError: the operation has no stream form.
         """
-        request = _request(endpoint, "POST", call.operation.path, call.body)
+        request = _call_request(endpoint, call)
         request.headers["accept-encoding"] = "identity"  # compressing token by token costs more than it saves
         transport = self._transport(request.url, use_proxy=endpoint.use_proxy)
         return BackendStream(transport, request, endpoint, call, deadline_s)
@@ -87,7 +88,7 @@ class EndpointClient:
 
         Promises and raises as `execute`.
         """
-        return await self._run(endpoint, "GET", "models", b"", deadline_s)
+        return await self._run(endpoint, _request(endpoint, "GET", "models", b""), deadline_s)
 
     async def probe(self, endpoint: Endpoint, *, within_s: float) -> Probe:
         """Ask for the endpoint's models to learn whether it is back; no answer within `within_s` is a failure of it.
@@ -108,9 +109,9 @@ class EndpointClient:
             return f"its metrics page answers {found.status}"
         return read_metrics(found.body, gauge.names)
 
-    async def _run(self, endpoint: Endpoint, method: str, path: str, body: bytes, deadline_s: float) -> Execution:
+    async def _run(self, endpoint: Endpoint, request: httpx.Request, deadline_s: float) -> Execution:
         started = anyio.current_time()
-        found = await self._ask(endpoint, _request(endpoint, method, path, body), deadline_s)
+        found = await self._ask(endpoint, request, deadline_s)
         execution = read_failure(found, endpoint) if isinstance(found, Failure) else read_answer(found, endpoint)
         note_failure(endpoint, execution.head.error)
         elapsed_ms = math.ceil((anyio.current_time() - started) * 1000)
@@ -144,6 +145,15 @@ def _headers(method: str, authorization: str) -> httpx.Headers:
     if method == "POST":
         headers["content-type"] = "application/json"
     return httpx.Headers(headers)
+
+
+def _call_request(endpoint: Endpoint, call: Call) -> httpx.Request:
+    request = _request(endpoint, "POST", call.operation.path, call.body)
+    if call.traceparent is not None:
+        request.headers["traceparent"] = call.traceparent
+        if call.tracestate is not None:
+            request.headers["tracestate"] = call.tracestate
+    return request
 
 
 def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> httpx.Request:

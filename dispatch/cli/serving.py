@@ -15,6 +15,7 @@ import uvicorn
 
 from dispatch.cli.listening import is_loopback, listen, raise_file_limit, url_of
 from dispatch.cli.locking import keys_mode, refuse_keys_off
+from dispatch.cli.recording import recording_of
 from dispatch.config import GatewaySettings
 from dispatch.config.settings import read_networks
 from dispatch.fabric.connecting import connect
@@ -32,6 +33,7 @@ from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
 from dispatch.telemetry.endings_log import EndingsLog
 from dispatch.telemetry.metrics import GroupReader, Metrics
+from dispatch.telemetry.tracing import set_up_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,7 @@ _BROKEN_OFF_TOLD_S = 0.3
 _CLIENT_CLOSE_MS = 300
 _LAST_ANSWERS_S = 0.2
 _CONNECTION_CLOSE_S = 0.1
+_TRACES_FLUSH_S = 0.5
 _OTHER_FILES = 256
 """Open files that are no connection of a client: Valkey, logs, and what the libraries have open."""
 
@@ -87,6 +90,8 @@ class _Process:
         if settings.metrics != "off":
             self._metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group, then=self._observer)
             self._observer = self._metrics.counting
+        self._tracing = set_up_tracing(settings.gateway_id)
+        self._recording = recording_of(settings, self._tracing)
         self._gateway = Gateway(settings, observer=self._observer)
         self._starting = anyio.CancelScope()
         self._started = False
@@ -111,6 +116,8 @@ class _Process:
             with self._starting:
                 connection = await self._connect(stack)
                 self._show_metrics(connection, stack)
+                stack.push_async_callback(self._close_tracing)
+                await stack.enter_async_context(self._recording)  # left after the gateway has settled its last
                 mode = await keys_mode(self._settings, connection, loopback=is_loopback(self._listener))
                 stack.push_async_callback(self._gateway.stop)
                 await self._gateway.start()
@@ -166,6 +173,10 @@ class _Process:
     async def _stop_with_the_gateway(self) -> None:
         await self._gateway.wait_stopped()
         self._stop.set()
+
+    async def _close_tracing(self) -> None:
+        with anyio.move_on_after(_TRACES_FLUSH_S, shield=True):
+            await anyio.to_thread.run_sync(self._tracing.close, abandon_on_cancel=True)
 
     async def _connect(self, stack: AsyncExitStack) -> Connection:
         """Open the connection that everything but the gateway itself uses; its waits must not hold others up."""

@@ -44,6 +44,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One OpenAI-compatible call: the body as sent, and what was read out of it.
 
     `message_count` is None where the operation has no messages. `image_count` counts image parts of the content.
+    `traceparent` and `tracestate` are the W3C trace context that is sent on with it; None = none is.
     """
 
     operation: Operation
@@ -52,6 +53,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     message_count: int | None = None
     image_count: int = 0
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 def read_call(operation: Operation, body: bytes) -> Call:

@@ -13,6 +13,7 @@ from dispatch.contract.envelope import RequestEnvelope
 from dispatch.contract.reply import ReplyHead
 from dispatch.fabric.records import Lease
 from dispatch.gateway.endpoints import Endpoints
+from dispatch.telemetry.identity import Request, attempt_part, traceparent_of
 
 
 class Executor(Protocol):
@@ -48,7 +49,8 @@ class StreamingExecutor(Protocol):
 class EndpointExecutor:
     """Calls the endpoint that the lease names, by the group's config. The client is closed by who gave it."""
 
-    def __init__(self, endpoints: Endpoints, client: EndpointClient) -> None:
+    def __init__(self, group: str, endpoints: Endpoints, client: EndpointClient) -> None:
+        self._group = group
         self._endpoints = endpoints
         self._client = client
 
@@ -59,7 +61,7 @@ class EndpointExecutor:
             EndpointUnusable: the config has no such endpoint, or its key cannot be read here.
         """
         endpoint = await self._endpoints.find(lease.endpoint_id)
-        return await self._client.execute(endpoint, _call(envelope, body), deadline_s=deadline_s)
+        return await self._client.execute(endpoint, self._call(lease, envelope, body), deadline_s=deadline_s)
 
     async def stream(
         self, lease: Lease, envelope: RequestEnvelope, body: bytes, deadline_s: float
@@ -70,21 +72,29 @@ class EndpointExecutor:
             EndpointUnusable: as of `execute`.
         """
         endpoint = await self._endpoints.find(lease.endpoint_id)
-        return self._client.stream(endpoint, _call(envelope, body), deadline_s=deadline_s)
+        return self._client.stream(endpoint, self._call(lease, envelope, body), deadline_s=deadline_s)
 
     async def aclose(self) -> None:
         """Nothing of its own to close."""
 
+    def _call(self, lease: Lease, envelope: RequestEnvelope, body: bytes) -> Call:
+        return Call(
+            operation=envelope.operation,
+            body=body,
+            model=envelope.model,
+            stream=envelope.stream,
+            message_count=envelope.message_count,
+            image_count=envelope.image_count,
+            traceparent=self._traceparent(lease, envelope),
+            tracestate=envelope.tracestate,
+        )
 
-def _call(envelope: RequestEnvelope, body: bytes) -> Call:
-    return Call(
-        operation=envelope.operation,
-        body=body,
-        model=envelope.model,
-        stream=envelope.stream,
-        message_count=envelope.message_count,
-        image_count=envelope.image_count,
-    )
+    def _traceparent(self, lease: Lease, envelope: RequestEnvelope) -> str | None:
+        """Return the context that the endpoint continues: this attempt's span, if its producer has a trace."""
+        if envelope.traceparent is None:
+            return None
+        request = Request(self._group, lease.request_id, lease.submitted_ms, envelope.traceparent)
+        return traceparent_of(request, attempt_part(lease.attempt))
 
 
 class NoopExecutor:

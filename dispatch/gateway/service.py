@@ -45,7 +45,7 @@ class Service:
         self._client = EndpointClient()
         identity = Identity(settings.gateway_id, settings.fabric_group, settings.slots)
         settler = Settler(identity, self.endpoints.is_given_back)
-        own = EndpointExecutor(self.endpoints, self._client)
+        own = EndpointExecutor(settings.fabric_group, self.endpoints, self._client)
         self._runner = Runner(self.link, self.holdings, executor or own, settler)
         self.claims = ClaimLoop(identity, self.link, self._runner, settler)
         self._runner.observer = self._runner.appender.observer = self.claims.observer = observer

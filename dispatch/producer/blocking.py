@@ -239,6 +239,10 @@ class BlockingQueuedPath:
         Raises:
             RequestRefused, PoolUnknown, GroupUnknown, StateConflict, FabricUnavailable: as of `begin`.
         """
+        with errand.draft.span:
+            return self._admit(errand)
+
+    def _admit(self, errand: BlockingErrand) -> float:
         pause = RETRY_MIN_S
         while True:
             answer = self._attempt(errand)

@@ -26,7 +26,7 @@ from dispatch.producer.options import CallOptions, whole_units
 from dispatch.producer.request_ids import make_request_id
 from dispatch.producer.room import refused
 from dispatch.producer.session import Session
-from dispatch.telemetry.context import current_trace
+from dispatch.telemetry.producing import Sending, SendSpan, start_sending
 
 BODY_TTL_MS = 60_000
 """How long a stored body waits for its submit; admission then fixes its expiry."""
@@ -40,6 +40,7 @@ class Draft(msgspec.Struct, frozen=True):
     `own_id`: the request id was made up here, so nobody else's request can carry it.
     `body_key` is where `body` has to be stored first; None = it travels inside the submit.
     `lasting`: it goes on when its caller leaves, because whoever repeats its idempotency key gets its reply.
+    `span`: the producer's span, ended by whoever submits it.
     """
 
     submission: Submission
@@ -47,6 +48,7 @@ class Draft(msgspec.Struct, frozen=True):
     body_key: str | None
     own_id: bool
     lasting: bool
+    span: SendSpan
 
     @property
     def request_id(self) -> str:
@@ -77,6 +79,19 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
     nonce = secrets.token_hex(16)
     inline = len(call.body) <= LIMITS["inline_body_bytes"]
     idempotency = "" if call.stream else _idempotency(options)
+    span = start_sending(
+        Sending(
+            group=session.group,
+            producer_id=session.producer_id,
+            request_id=request_id,
+            pool_id=options.pool_id,
+            call=call,
+            caller_request_id=options.caller_request_id,
+            traceparent=options.traceparent,
+            tracestate=options.tracestate,
+        )
+    )
+    submitted = Submitted(request_id, session.producer_id, images, pages, units, span.traceparent, span.tracestate)
     submission = Submission(
         request_id=request_id,
         pool_id=options.pool_id,
@@ -89,7 +104,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         pages=pages,
         estimated_cost_units=units,
         timeout_ms=options.timeout_ms,
-        envelope=_envelope(Submitted(request_id, session.producer_id, images, pages, units), call, options),
+        envelope=_envelope(submitted, call, options),
         body_bytes=len(call.body),
         body=call.body if inline else b"",
         liveness_ms=session.liveness_ms,
@@ -101,7 +116,7 @@ def make_draft(session: Session, call: Call, options: CallOptions) -> Draft:
         max_wait_ms=options.max_wait_ms,
     )
     body_key = None if inline else key(session.group, "request_body", id=request_id, nonce=nonce)
-    return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None)
+    return Draft(submission, call.body, body_key, options.request_id is None, options.idempotency_key is not None, span)
 
 
 def require_whole(call: Call) -> None:
@@ -168,6 +183,8 @@ class Submitted(msgspec.Struct, frozen=True):
     images: int
     pages: int
     units: int | None
+    traceparent: str | None
+    tracestate: str | None
 
 
 def refusal(draft: Draft, answer: Exists | Refused) -> DispatchError:
@@ -178,9 +195,6 @@ def refusal(draft: Draft, answer: Exists | Refused) -> DispatchError:
 
 
 def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
-    traceparent, tracestate = options.traceparent, options.tracestate
-    if traceparent is None:
-        traceparent, tracestate = current_trace()
     return _ENCODER.encode(
         RequestEnvelope(
             contract=CONTRACT_VERSION,
@@ -197,8 +211,8 @@ def _envelope(submitted: Submitted, call: Call, options: CallOptions) -> bytes:
             timeout_ms=options.timeout_ms,
             fairness_key=options.fairness_key,
             priority=options.priority,
-            traceparent=traceparent,
-            tracestate=tracestate,
+            traceparent=submitted.traceparent,
+            tracestate=submitted.tracestate,
             caller_request_id=options.caller_request_id,
             metadata=dict(options.metadata),
         )

@@ -46,6 +46,10 @@ class Submitter:
             RequestRefused, StateConflict, PoolUnknown, ...: nothing was queued.
             FabricUnavailable: no answer within the bound; the request may or may not be queued.
         """
+        with errand.draft.span:
+            return await self._admit(errand)
+
+    async def _admit(self, errand: AsyncErrand) -> float:
         pause = RETRY_MIN_S
         while True:
             answer = await self._attempt(errand)
