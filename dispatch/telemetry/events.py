@@ -90,6 +90,7 @@ EVENTS: Final[dict[str, str]] = {
     "records_read_again": "they can again",
     "records_taken_over": "records that a dead process had read and not recorded",
     "record_unreadable": "a record is none of this version's",
+    "recorder_failed": "a fault of ours ended the recording to one sink, see trace",
     "sink_away": "a database or collector does not take spans",
     "sink_back": "it does again",
     "spans_dropped": "a batch was offered for long enough and is given up",
