@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dispatch.config import GatewaySettings
-from dispatch.telemetry.recorder import RecorderOptions
+from dispatch.telemetry.history.sink import HistorySink
+from dispatch.telemetry.history.store import HistoryStore
+from dispatch.telemetry.recorder import RecorderOptions, unnoticed
 from dispatch.telemetry.recording import Recording
+from dispatch.telemetry.sinks import Sink
 from dispatch.telemetry.tracing import Tracing
 
 
-def recording_of(settings: GatewaySettings, tracing: Tracing) -> Recording:
+def recording_of(
+    settings: GatewaySettings, tracing: Tracing, on_delivery: Callable[[str, float], None] = unnoticed
+) -> Recording:
     """Return the recording of a gateway; nothing is recorded where neither history nor a collector is configured.
+
+    `on_delivery`: see `RecorderOptions`.
 
     Raises:
         ConfigurationError: a sink cannot be made of what is configured.
@@ -19,5 +28,16 @@ def recording_of(settings: GatewaySettings, tracing: Tracing) -> Recording:
         consumer=settings.gateway_id,
         resource=tracing.resource,
         samples_root=tracing.samples_root,
+        on_delivery=on_delivery,
     )
-    return Recording(settings.require_valkey_url(), settings.valkey_client, options, tracing.sinks)
+    sinks = (*_history(settings), *tracing.sinks)
+    return Recording(settings.require_valkey_url(), settings.valkey_client, options, sinks)
+
+
+def _history(settings: GatewaySettings) -> tuple[Sink, ...]:
+    if not settings.history_url:
+        return ()
+    store = HistoryStore(
+        settings.history_url, password_env=settings.history_password_env, batch_rows=settings.history_batch_rows
+    )
+    return (HistorySink(store),)

@@ -33,6 +33,7 @@ from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
 from dispatch.telemetry.endings_log import EndingsLog
 from dispatch.telemetry.metrics import GroupReader, Metrics
+from dispatch.telemetry.recorder import unnoticed
 from dispatch.telemetry.tracing import set_up_tracing
 
 log = structlog.get_logger(__name__)
@@ -91,7 +92,8 @@ class _Process:
             self._metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group, then=self._observer)
             self._observer = self._metrics.counting
         self._tracing = set_up_tracing(settings.gateway_id)
-        self._recording = recording_of(settings, self._tracing)
+        heard = unnoticed if self._metrics is None else self._metrics.counting.delivered
+        self._recording = recording_of(settings, self._tracing, heard)
         self._gateway = Gateway(settings, observer=self._observer)
         self._starting = anyio.CancelScope()
         self._started = False
@@ -117,7 +119,7 @@ class _Process:
                 connection = await self._connect(stack)
                 self._show_metrics(connection, stack)
                 stack.push_async_callback(self._close_tracing)
-                await stack.enter_async_context(self._recording)  # left after the gateway has settled its last
+                await self._record(stack)
                 mode = await keys_mode(self._settings, connection, loopback=is_loopback(self._listener))
                 stack.push_async_callback(self._gateway.stop)
                 await self._gateway.start()
@@ -173,6 +175,13 @@ class _Process:
     async def _stop_with_the_gateway(self) -> None:
         await self._gateway.wait_stopped()
         self._stop.set()
+
+    async def _record(self, stack: AsyncExitStack) -> None:
+        """Begin to record; it ends after the gateway has settled its last."""
+        await stack.enter_async_context(self._recording)
+        if self._metrics is not None:
+            for recorder in self._recording.recorders:
+                self._metrics.watch(recorder.stats)
 
     async def _close_tracing(self) -> None:
         with anyio.move_on_after(_TRACES_FLUSH_S, shield=True):

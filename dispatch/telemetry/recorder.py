@@ -23,7 +23,7 @@ import structlog
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
-from dispatch.errors import ConfigurationError, ContractError, FabricError
+from dispatch.errors import ConfigurationError, ContractError, FabricError, HistoryUnavailable
 from dispatch.fabric import functions
 from dispatch.fabric.connection import Connection
 from dispatch.fabric.schema import key
@@ -48,12 +48,11 @@ _REFUSALS_MAX = 3
 _FLUSH_ROUNDS_MAX = 100
 _FROM_THE_START = "0-0"
 
-
-def _unnoticed(_pool: str, _seconds: float) -> None:
-    """Take no notice."""
-
-
 _PROBLEMS = (FabricError, ConfigurationError)
+
+
+def unnoticed(_pool: str, _seconds: float) -> None:
+    """Take no notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class RecorderOptions:
     retry_s: float = 0.5
     """First pause when something is away; it doubles up to 15 s."""
     claim_idle_s: float = CLAIM_IDLE_S
-    on_delivery: Callable[[str, float], None] = field(default=_unnoticed)
+    on_delivery: Callable[[str, float], None] = field(default=unnoticed)
     """Told of each delivery: its pool, and seconds from the ending to the acknowledgement."""
     samples_root: Callable[[int], bool] = field(default=always)
     """Whether a trace without a producer's context is sampled, by its id."""
@@ -224,7 +223,7 @@ class Recorder:
         while True:
             try:
                 await self._sink.take(spans)
-            except SinkAway as error:
+            except (SinkAway, HistoryUnavailable) as error:
                 self._note_sink(str(error))
             except Exception as error:  # noqa: BLE001 - a sink's fault costs spans, never the gateway
                 refusals += 1

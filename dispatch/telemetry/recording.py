@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +14,7 @@ import structlog
 
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
-from dispatch.telemetry.recorder import Recorder, RecorderOptions, RecorderStats
+from dispatch.telemetry.recorder import Recorder, RecorderOptions, unnoticed
 from dispatch.telemetry.sinks import Sink
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,9 @@ class Recording:
         """
         if self._sinks:
             self._connection = connection = await connect(self._url, client=self._client)
-            self._recorders = [Recorder(connection, self._options, sink) for sink in self._sinks]
+            quiet = replace(self._options, on_delivery=unnoticed)  # the first tells of deliveries: once is enough
+            choices = [self._options, *[quiet] * (len(self._sinks) - 1)]
+            self._recorders = [Recorder(connection, *each) for each in zip(choices, self._sinks, strict=True)]
             # Tasks of their own, awaited at the end: a task group could not be left elsewhere.
             self._tasks = [asyncio.create_task(self._record(recorder)) for recorder in self._recorders]
         return self
@@ -68,9 +71,10 @@ class Recording:
                 with anyio.move_on_after(_CLOSE_S):
                     await connection.aclose()
 
-    def stats(self) -> tuple[RecorderStats, ...]:
-        """Say what each recorder has done so far, one for each sink; cheap."""
-        return tuple(recorder.stats() for recorder in self._recorders)
+    @property
+    def recorders(self) -> tuple[Recorder, ...]:
+        """Those that run, one for each sink; none before it is entered."""
+        return tuple(self._recorders)
 
     async def _record(self, recorder: Recorder) -> None:
         try:

@@ -18,6 +18,8 @@ class HistorySink:
     """
 
     name = "history"
+    patience_s: float | None = None
+    """What is not taken stays in the stream."""
 
     def __init__(self, store: HistoryStore) -> None:
         self._store = store
