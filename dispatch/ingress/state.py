@@ -80,7 +80,8 @@ class IngressSettings:
     `stream_head_s`: when the head of a stream goes out at the latest, from when its request began to run;
     `stream_keep_alive_s`: how long nothing may be written after it.
     `models_timeout_s` and `ready_timeout_s` bound what is asked for `/v1/models` and `/readyz`,
-    `control_timeout_s` each question of the control API; its event streams look at the group every `events_every_s`.
+    `control_timeout_s` each question of the control API; its event streams look at the group every `events_every_s`
+    while they do not hear its channel.
     """
 
     max_held_bytes: int = 1024 * 1024 * 1024

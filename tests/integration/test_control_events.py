@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,9 +13,10 @@ import anyio
 import httpx
 import pytest
 
+from dispatch.fabric.functions import snapshot_publish
 from dispatch.fabric.schema import key
 from dispatch.ingress.control import watching
-from tests.support.control import ControlStack, control_stack, told
+from tests.support.control import PATIENT, ControlStack, control_stack, told
 from tests.support.producing import eye, until
 from tests.support.valkey import ValkeyProcess
 
@@ -184,6 +186,26 @@ async def test_many_watch_for_the_price_of_one_up_to_a_bound(
         await until(lambda: watch.looks >= looks + 5, within_s=20)
         assert watch.looks - looks <= (anyio.current_time() - began) / watch.every_s + 2
     await until(lambda: watch.watchers == 0, within_s=20)
+
+
+async def test_the_groups_channel_wakes_the_stream(valkey: ValkeyProcess) -> None:
+    patient = dataclasses.replace(PATIENT, events_every_s=600.0)
+    async with (
+        control_stack(valkey.url, keys=False, settings=patient) as control,
+        watching_events(control, "") as heard,
+    ):
+        channel = key(control.group, "snapshot_channel")
+        with eye(valkey.url) as look:
+            await until(lambda: look.pubsub_numsub(channel)[0][1] == 1)
+            for number in (1, 2, 3):
+                control.hand.submit("default")
+                assert control.hand.run(snapshot_publish("g")).status == "PUBLISHED"
+                await heard.until(lambda number=number: heard.of("snapshot")[-1]["pending"] == number)
+            await pause(control, "backfill")
+            control.hand.run(snapshot_publish("g"))
+            await heard.until(lambda: [row["kind"] for row in heard.of("change")] == ["pause"])
+    with eye(valkey.url) as look:
+        await until(lambda: look.pubsub_numsub(channel)[0][1] == 0)
 
 
 def control_watch(control: ControlStack) -> Any:

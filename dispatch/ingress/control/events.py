@@ -1,7 +1,8 @@
 """What changes, as server-sent events.
 
 `snapshot` says that the group's numbers have changed, with the new totals for keys of all pools: look again at what is
-shown. `change` is an entry of the group's stream of events, with its id: config, pauses, breakers, keys, repairs.
+shown. It comes when the group's channel tells of a change (lua/functions/snapshot_publish.lua), within about 250 ms.
+`change` is an entry of the group's stream of events, with its id: config, pauses, breakers, keys, repairs.
 `gap` says that changes may be missing before what follows (the stream is bounded, and a server can be replaced).
 `fabric` says that Valkey does not answer, or does again. A client that comes back with `Last-Event-ID` goes on after
 that event.
@@ -13,7 +14,6 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
-import anyio
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -51,16 +51,13 @@ async def stream_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what changes, as it does: `snapshot`, `change`, `gap` and `fabric` events, and comments to stay alive."""
     watcher = _Watcher(control, principal, None if last_event_id is None else event_id(last_event_id))
-    control.watch.watchers += 1
-    try:
+    async with control.watch.watching():
         yield ServerSentEvent(retry=_RETRY_MS, comment="watching")
         while watcher.goes_on:
             async for event in watcher.news():
                 yield event
-            await anyio.sleep(control.watch.every_s)
+            await control.watch.wait(watcher.seen)
             await watcher.check(request)
-    finally:
-        control.watch.watchers -= 1
 
 
 class _Watcher:
@@ -73,6 +70,7 @@ class _Watcher:
         self._totals: dict[str, Any] | None = None
         self._problem = ""
         self._let_in = True
+        self.seen: Look | None = None
         self.goes_on = True
 
     async def check(self, request: Request) -> None:
@@ -91,7 +89,7 @@ class _Watcher:
 
     async def news(self) -> AsyncIterator[ServerSentEvent]:
         """Yield what is new since the last time."""
-        look = await self._control.watch.look()
+        look = self.seen = await self._control.watch.look()
         if look.problem != self._problem:
             self._problem = look.problem
             yield _event("fabric", {"answers": not look.problem, "problem": look.problem or None})

@@ -7,10 +7,12 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from dispatch.errors import FabricUnavailable
 from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.schema import key
 from dispatch.ingress.control.watching import NOTHING, Look, Watch, event_id
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +103,104 @@ async def test_a_group_without_events_has_nothing_new() -> None:
     look = await watching.look()
     assert look.newest == NOTHING
     assert await watching.since(NOTHING, look) == ([], True)
+
+
+class FakeChannel:
+    """A channel that says what a test says, and an error when it is told to."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes | Exception | None] = []
+        self.more = anyio.Event()
+        self.closed = False
+
+    def say(self, *messages: bytes | Exception | None) -> None:
+        self.messages += messages
+        self.more.set()
+
+    def subscriber(self, channel: str) -> FakeChannel:
+        assert channel == key("g", "snapshot_channel")
+        return self
+
+    async def next(self, _seconds: float) -> bytes | None:
+        while not self.messages:
+            self.more = anyio.Event()
+            await self.more.wait()
+        found = self.messages.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def message(sequence: int, *changed: str) -> bytes:
+    return msgspec.json.encode({"sequence": sequence, "changed": changed, "pending": 1})
+
+
+async def settle() -> None:
+    """Let the listener take in what was said."""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_the_channel_says_when_to_look() -> None:
+    group, channel = FakeGroup(3), FakeChannel()
+    group.name, group.connection = "g", channel  # type: ignore[attr-defined]  # it has what is asked of it
+    watching = watch(group, 0.0)
+    async with watching.watching():
+        first = await watching.look()
+        assert await watching.look() is not first  # nobody is heard: it has to look
+        channel.say(message(7))
+        await settle()
+        assert watching.heard
+        seen = await watching.look()
+        assert [await watching.look() for _ in range(5)] == [seen] * 5
+        channel.say(message(8))  # a repetition
+        await settle()
+        assert await watching.look() is seen
+        for told in (message(9, "events"), message(11)):  # a change, and a message after one that was lost
+            channel.say(told)
+            await settle()
+            newer = await watching.look()
+            assert newer is not seen
+            seen = newer
+        channel.say(b"not ours", message(12))
+        await settle()
+        assert await watching.look() is seen
+    await settle()
+    assert channel.closed
+
+
+@pytest.mark.parametrize("trouble", [None, FabricUnavailable("away")])
+async def test_a_channel_that_is_silent_or_away_is_not_relied_on(trouble: Exception | None) -> None:
+    group, channel = FakeGroup(3), FakeChannel()
+    group.name, group.connection = "g", channel  # type: ignore[attr-defined]  # as above
+    watching = watch(group, 0.0)
+    async with watching.watching():
+        channel.say(message(7))
+        await settle()
+        seen = await watching.look()
+        channel.say(trouble)
+        await settle()
+        assert not watching.heard
+        assert await watching.look() is not seen
+
+
+async def test_a_wait_ends_with_a_change_and_not_before() -> None:
+    group, channel = FakeGroup(3), FakeChannel()
+    group.name, group.connection = "g", channel  # type: ignore[attr-defined]  # as above
+    watching = watch(group)
+    async with watching.watching():
+        channel.say(message(7))
+        await settle()
+        seen = await watching.look()
+        with anyio.move_on_after(0.05) as waited:
+            await watching.wait(seen)
+        assert waited.cancelled_caught
+        channel.say(message(8, "pools"))
+        with anyio.fail_after(5):
+            await watching.wait(seen)
+            newer = await watching.look()
+            await watching.wait(seen)  # somebody else has looked meanwhile
+        assert newer is not seen
