@@ -5,7 +5,8 @@ The rules (readings chosen where standards are silent):
 - Chat completions and completions: every event is a JSON object, passed on byte for byte; `[DONE]` ends the stream. It
   is complete when every choice that began has a `finish_reason`, whether `[DONE]` comes or not; `[DONE]` without that
   makes no stream complete. Event names say nothing, except `error`.
-- Responses: typed events, whose names are kept (where there is none, the data's `type` is the name).
+- Responses: typed events, whose names are kept (where there is none, or of two only one says that the stream ends, the
+  data's `type` is the name).
   `response.completed` and `response.incomplete` (a bound was reached: the model's own end) complete the stream,
   `response.failed` and `error` end it as failed; these two are passed on as well, they are how this protocol tells the
   caller. A `[DONE]`, which some backends add, ends it too and is not passed on.
@@ -283,9 +284,11 @@ class _TypedReader(ChunkReader):
                 return None
         name = _name(event.name) or clean(typed.type, _WORD_LENGTH)
         kind = typed.type or name
-        if typed.error is not UNSET and truthy(typed.error):
+        if (typed.error is not UNSET and truthy(typed.error)) or (name == "error" and kind != name):
             self._report(data)
             return None
+        if kind == "error" or kind in _RESPONSE_ENDS or name in _RESPONSE_ENDS:
+            name = kind  # some clients go by the name, some by the type: both are told the same end
         if kind == "error":
             self._report(data, told=True)
         elif kind in _RESPONSE_ENDS or self.model is None:

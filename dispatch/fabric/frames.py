@@ -10,8 +10,9 @@ JSON, and the endpoint's body, raw. Lua never reads the second and third part.
 trace the request belongs (`read_delivered`). A frame without the last two or three fields is one that an older library
 pushed.
 
-A frame of chunks is a line of scalars and then a line for each chunk: its event ("" where events have no names) and its
-data. `number` is that of the first one, from 0. The terminal frame of a request follows all of them.
+A frame of chunks is a line of scalars and then a line for each chunk: its event ("" where events have no names; bars
+and percent signs in it are percent-encoded) and its data. `number` is that of the first one, from 0. The terminal frame
+of a request follows all of them.
 
     contract|sequence|chunks|request_id|number
     event|data
@@ -74,8 +75,20 @@ class ChunkFrame(msgspec.Struct, frozen=True, gc=False):
             event, bar, data = line.partition(_BAR)
             if not bar:
                 raise ContractError(f"damaged chunk of request {self.request_id!r}: {line[:40]!r}")
-            found.append(Chunk(data, event.decode("utf-8", "replace") if event else ""))
+            found.append(Chunk(data, _event_of(event) if event else ""))
         return found
+
+
+def chunk_line(event: str, data: bytes) -> bytes:
+    """Return a chunk's line in a frame. `data` has no line end in it; `event` may be any text without one."""
+    if not event:
+        return _BAR + data
+    return event.replace("%", "%25").replace("|", "%7C").encode() + _BAR + data
+
+
+def _event_of(cell: bytes) -> str:
+    event = cell.decode("utf-8", "replace")
+    return event.replace("%7C", "|").replace("%25", "%") if "%" in event else event
 
 
 def sequence_of(raw: bytes) -> int:

@@ -14,6 +14,7 @@ import structlog
 
 from dispatch.errors import BadArgument, DispatchError, ScriptFault
 from dispatch.fabric import functions
+from dispatch.fabric.frames import chunk_line
 from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.fabric.records import Chunks, Lease
 from dispatch.fabric.schema import LIMITS
@@ -50,7 +51,7 @@ class Channel:
             await self._move()
         if self.refused:
             return False
-        line = event.encode() + b"|" + data
+        line = chunk_line(event, data)
         self._lines.append(line)
         self._waiting_bytes += len(line)
         if not self._queued:

@@ -18,6 +18,7 @@ import msgspec
 from dispatch.errors import DispatchError, FabricUnavailable, PoolUnknown
 from dispatch.fabric.calls import FunctionCall, T
 from dispatch.fabric.library import current_library
+from dispatch.fabric.frames import chunk_line
 from dispatch.fabric.schema import LIMITS, key
 
 GROUP = "g"
@@ -155,7 +156,7 @@ class FakeGroup:
     def push_chunks(self, request_id: str, number: int, *data: bytes, event: str = "") -> None:
         """Push one frame of chunks, the first of which has this number."""
         self._sequence += 1
-        payload = b"\n".join(event.encode() + b"|" + each for each in data)
+        payload = b"\n".join(chunk_line(event, each) for each in data)
         self.frames.append(f"1|{self._sequence}|chunks|{request_id}|{number}\n".encode() + payload)
         self._ring()
 

@@ -305,6 +305,33 @@ async def test_a_typed_error_event_is_passed_on_and_ends_the_response(named: boo
     assert said(streamed)["message"] == "boom"
 
 
+@pytest.mark.parametrize("kind", ["response.created", "invalid_request_error"])
+async def test_an_event_named_error_is_one_whatever_its_type(kind: str) -> None:
+    error = data(json.dumps({"type": kind, "message": "boom"}).encode(), event="error")
+    streamed = await read_bytes(BEGUN + error + DELTA, RESPONSE)
+    assert [payload.event for payload in streamed.payloads] == ["response.created"]
+    assert (streamed.execution.outcome, streamed.execution.error_told) == ("failed", False)
+    assert said(streamed)["message"] == "boom"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "outcome"),
+    [
+        ("response.completed", "response.in_progress", "failed"),
+        ("response.failed", "response.completed", "succeeded"),
+        ("message", "response.completed", "succeeded"),
+        ("message", "error", "failed"),
+    ],
+)
+async def test_an_end_that_name_and_type_do_not_agree_on_is_told_by_its_type(
+    name: str, kind: str, outcome: str
+) -> None:
+    last = {"type": kind, "message": "boom", "response": body_of("completed")}
+    streamed = await read_bytes(BEGUN + data(json.dumps(last).encode(), event=name), RESPONSE)
+    assert [payload.event for payload in streamed.payloads] == ["response.created", kind]
+    assert streamed.execution.outcome == outcome
+
+
 async def test_an_untyped_error_in_a_response_is_not_passed_on() -> None:
     streamed = await read_bytes(BEGUN + data(b'{"error":{"message":"boom","code":400}}') + DONE, RESPONSE)
     assert len(streamed.payloads) == 1
