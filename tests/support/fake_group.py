@@ -17,8 +17,8 @@ import msgspec
 
 from dispatch.errors import DispatchError, FabricUnavailable, PoolUnknown
 from dispatch.fabric.calls import FunctionCall, T
-from dispatch.fabric.library import current_library
 from dispatch.fabric.frames import chunk_line
+from dispatch.fabric.library import current_library
 from dispatch.fabric.schema import LIMITS, key
 
 GROUP = "g"
