@@ -161,8 +161,9 @@ def _decode_surrogates(body: bytes, found: str) -> dict[_Name, msgspec.Raw]:
 
 def _without_lone_surrogates(body: bytes) -> bytes:
     """Return a copy of the same length in which halves of surrogate pairs are U+FFFD."""
-    # Escaped backslashes step aside for a byte that JSON cannot hold, so that every `\\u` left is an escape.
-    marked = body.replace(b"\\\\", b"\\\x00")
+    # Escaped backslashes step aside for a byte that JSON cannot hold, so that every `\\u` left is an escape. Where it
+    # stands in the body, another such byte takes its place, or it would come back as half of an escaped backslash.
+    marked = body.replace(b"\x00", b"\x01").replace(b"\\\\", b"\\\x00")
     readable = _LONE_LOW.sub(_REPLACEMENT, _LONE_HIGH.sub(_REPLACEMENT, marked))
     return readable.replace(b"\\\x00", b"\\\\")
 

@@ -18,8 +18,9 @@ from dispatch.producer.inbox import Outcome, Slot
 from dispatch.producer.options import CallOptions, ClientOptions
 from dispatch.producer.room import NO_ROOM, pause_s
 
-GRACE_S = 2.0
-"""How long after its deadline a request's reply may still be on its way."""
+GRACE_S = 1.8
+"""How long after its deadline a request's reply may still be on its way: nobody waits longer than 2 s, the time to tell
+it included."""
 
 ADMISSION_MAX_S = 50.0
 """How long a submit may go on at most, also while others are answered; a group remembers an ended request for 60 s."""
@@ -240,7 +241,7 @@ class Errand(Generic[SlotT, AttemptT]):
                 f"no reply to {name} by its deadline, and Valkey has not answered for {silent_s:.1f} s; it is not "
                 "known how the request ended"
             )
-        message = f"no reply came by the deadline and {GRACE_S:.0f} s after it; the request was told to stop"
+        message = f"no reply came by the deadline and {GRACE_S:g} s after it; the request was told to stop"
         head = ReplyHead(error=ReplyError(type="expired", message=message, source="dispatch"))
         pool_id = self.draft.submission.pool_id
         return Reply(request_id=self.request_id, pool_id=pool_id, ending="expired", head=head)

@@ -322,6 +322,11 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.parametrize("broken", [b"\\\x00", b"\x00", b"\\\\\x00", b"\\\x01"])
+def test_a_control_character_is_refused_also_beside_half_a_surrogate_pair(broken: bytes) -> None:
+    refusal(b'{"model":"m","messages":[],"x":"\\ud800 ' + broken + b'"}')
+
+
 @settings(max_examples=600, deadline=None)
 @given(
     seed=st.sampled_from(SEEDS),
