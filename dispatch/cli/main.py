@@ -33,6 +33,7 @@ _COMMANDS = {
     "requests": ("dispatch.cli.requests", "List requests that run and wait, and say where one is."),
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),
+    "studio": ("dispatch.cli.studio", "Serve the operators' page: what waits, runs and ended, why, and what to do."),
 }
 """Name, module with its typer `app`, and the line in `dispatch --help`."""
 

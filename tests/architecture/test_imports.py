@@ -38,7 +38,7 @@ HOMES = {
     "aiohttp": {"backend"},
     "opentelemetry": {"telemetry"},
     "clickhouse_connect": {"telemetry/history"},
-    "fastapi": {"ingress", "cli"},
+    "fastapi": {"ingress", "cli", "studio"},
     "starlette": {"ingress", "cli", "backend/simulated"},
     "uvicorn": {"ingress", "cli", "backend/simulated"},
     "typer": {"cli"},

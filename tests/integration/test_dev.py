@@ -56,7 +56,7 @@ def nothing_left(run: DevRun, children: dict[int, str]) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevRun]:
-    with dev(tmp_path_factory.mktemp("dev"), "--load") as run:
+    with dev(tmp_path_factory.mktemp("dev"), "--load", "--studio") as run:
         run.wait_ready()
         yield run
 
@@ -82,6 +82,11 @@ def test_each_gateway_answers_the_stock_client(running: DevRun, number: int) -> 
         model = client.models.list().data[0].id
         reply = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello"}])
     assert reply.choices[0].message.content
+
+
+def test_the_operators_page_is_served(running: DevRun) -> None:
+    with urllib.request.urlopen(f"{running.studio}/g/default", timeout=20) as answer:
+        assert "Studio" in answer.read().decode()
 
 
 def test_only_loopback_is_listened_on(running: DevRun) -> None:

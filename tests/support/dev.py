@@ -59,6 +59,11 @@ class DevRun:
         return _row(self.out, "valkey").split()[0]
 
     @property
+    def studio(self) -> str:
+        """The operators' page's address it printed."""
+        return _row(self.out, "studio").split()[0]
+
+    @property
     def curl(self) -> str:
         """The command it printed to try."""
         found = re.search(r"^ +(curl .*)$", self.out, re.MULTILINE)
@@ -114,10 +119,14 @@ class DevRun:
 def dev(
     temporary: Path, *options: str, command: Sequence[str] = DISPATCH, environment: dict[str, str] | None = None
 ) -> Iterator[DevRun]:
-    """Start `dispatch dev` with free ports and `options`; whatever happens, at the end it and its children are gone."""
+    """Start `dispatch dev` with free ports and `options`; whatever happens, at the end it and its children are gone.
+
+    Without the operators' page, which takes a while to start, unless `--studio` is among the options.
+    """
     temporary.mkdir(exist_ok=True)
+    page = () if "--studio" in options else ("--no-studio",)
     process = subprocess.Popen(
-        [*command, "dev", "--port", "0", *options],
+        [*command, "dev", "--port", "0", *page, *options],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=temporary,
         env=os.environ | {"TMPDIR": str(temporary)} | (environment or {}),
     )  # fmt: skip

