@@ -137,7 +137,7 @@ class Reader:
         }  # fmt: skip
         if before.get("state") != "away":
             self._verified = False  # what comes back may be another server
-            log.warning("valkey_away", group=self.group, problem=problem)
+            log.warning("fabric_unusable", group=self.group, problem=problem)
         self._tell({"one": {"status": status}}, keep=True)
 
     def _take(self, view: FabricView) -> None:

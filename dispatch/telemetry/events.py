@@ -94,6 +94,9 @@ EVENTS: Final[dict[str, str]] = {
     "sink_away": "a database or collector does not take spans",
     "sink_back": "it does again",
     "spans_dropped": "a batch was offered for long enough and is given up",
+    # Studio.
+    "act_refused": "who may only look asked for a change",
+    "sign_in_refused": "a key that does not let anybody in",
     # `dispatch dev`.
     "demo_load_interrupted": "the demo's load waits for the group",
     "demo_request_ended": "one of its requests did not succeed",

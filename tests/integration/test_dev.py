@@ -177,8 +177,8 @@ def test_a_reader_that_went_away_ends_it_quietly(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [*DISPATCH, "dev", "--port", "0", "--gateways", "1"], stdout=writer, stderr=subprocess.PIPE, timeout=40,
-        check=False, env=os.environ | {"TMPDIR": str(temporary)},
+        [*DISPATCH, "dev", "--port", "0", "--no-studio", "--gateways", "1"], stdout=writer,
+        stderr=subprocess.PIPE, timeout=40, check=False, env=os.environ | {"TMPDIR": str(temporary)},
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")

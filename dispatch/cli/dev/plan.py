@@ -89,7 +89,8 @@ async def make_plan(options: Options) -> Plan:
         url, address, model = options.endpoint, endpoint.address, await _served_model(endpoint, options)
     return Plan(
         options=options, server_binary=server_binary, gateway_ports=gateway_ports, backend_port=backend_port,
-        studio_port=_studio_port(options, (*gateway_ports, options.valkey_port)), endpoint_url=url, endpoint_address=address, model=model,
+        studio_port=_studio_port(options, (*gateway_ports, options.valkey_port)), endpoint_url=url,
+        endpoint_address=address, model=model,
     )  # fmt: skip
 
 

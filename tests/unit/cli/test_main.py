@@ -30,7 +30,7 @@ NEEDS_GROUP = [
     "estimate default",
 ]  # fmt: skip
 COMMANDS = [
-    "dev", "gateway", "simulate", "history init", "history serve",
+    "dev", "gateway", "simulate", "studio", "history init", "history serve",
     "scripts load", "scripts status", "scripts diff", "scripts print", "config apply",
     "config diff", *(re.sub(r"( --name)? (1|\S+=\S+|default)$", "", command) for command in NEEDS_GROUP),
 ]  # fmt: skip
