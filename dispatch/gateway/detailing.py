@@ -8,6 +8,7 @@ import msgspec
 
 from dispatch.backend.execution import Execution
 from dispatch.contract.details import AttemptDetails
+from dispatch.contract.reply import Usage
 
 _BODY_MAX_BYTES = 65_536  # looking through a larger one costs more than the two numbers are worth
 
@@ -48,6 +49,19 @@ def details_of(execution: Execution, body: bytes) -> bytes:
             temperature=asked.temperature,
             verdict=execution.verdict,
             error_message=None if head.error is None else head.error.message,
+        )
+    )
+
+
+def details_of_stopped(address: str | None, usage: Usage) -> bytes:
+    """Return what is known of an attempt that was broken off: where it ran, and what had been told of tokens."""
+    return _ENCODER.encode(
+        AttemptDetails(
+            backend_address=address,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            reasoning_output_tokens=usage.reasoning_output_tokens,
         )
     )
 

@@ -102,6 +102,11 @@ class Endpoints:
         """Whether the pool's delivery mode is `at_least_once`, in the config last read."""
         return pool_id in self._at_least_once
 
+    def address_of(self, endpoint_id: str) -> str | None:
+        """Return an endpoint's address without credentials, in the config last read; None = it is not in it."""
+        found = self._endpoints.get(endpoint_id or self._default)
+        return found.address if isinstance(found, Endpoint) else None
+
     async def usable(self) -> tuple[Endpoint, ...]:
         """Return every endpoint this process could call."""
         if self.stale:

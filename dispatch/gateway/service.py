@@ -44,7 +44,7 @@ class Service:
         self._settings = settings
         self._client = EndpointClient()
         identity = Identity(settings.gateway_id, settings.fabric_group, settings.slots)
-        settler = Settler(identity, self.endpoints.is_given_back)
+        settler = Settler(identity, self.endpoints.is_given_back, self.endpoints.address_of)
         own = EndpointExecutor(settings.fabric_group, self.endpoints, self._client)
         self._runner = Runner(self.link, self.holdings, executor or own, settler)
         self.claims = ClaimLoop(identity, self.link, self._runner, settler)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from dispatch.backend.execution import ErrorType, Execution
-from dispatch.contract.reply import ReplyError, ReplyHead
+from dispatch.contract.reply import ReplyError, ReplyHead, Usage
 from dispatch.fabric.records import Lease, Outcome, Settlement, Verdict
-from dispatch.gateway.detailing import details_of
+from dispatch.gateway.detailing import details_of, details_of_stopped
 from dispatch.gateway.holdings import Held, Phase, StopReason
 from dispatch.gateway.identity import Identity
 
@@ -27,6 +27,9 @@ _STOPPED = {
     StopReason.DRAINED: (Outcome.LOST, "lost", "the gateway shut down before the endpoint had answered"),
 }
 
+_NO_USAGE = Usage()
+
+
 _MAY_GO_BACK = frozenset({StopReason.DRAINED, StopReason.PROBE_OVER})
 
 
@@ -35,9 +38,18 @@ class Settler:
 
     REFUSED = "settle_refused"
 
-    def __init__(self, identity: Identity, is_given_back: Callable[[str], bool]) -> None:
-        """`is_given_back` says whether a pool's requests may be run again (delivery `at_least_once`)."""
+    def __init__(
+        self,
+        identity: Identity,
+        is_given_back: Callable[[str], bool],
+        address_of: Callable[[str], str | None],
+    ) -> None:
+        """`is_given_back` says whether a pool's requests may be run again (delivery `at_least_once`).
+
+        `address_of` an endpoint is where it is, for the record of a run that it did not end.
+        """
         self._is_given_back = is_given_back
+        self._address_of = address_of
         self.gateway_id = identity.gateway_id
         self._dispatcher_id = identity.dispatcher_id
         self._failed_head = ReplyHead(gateway_id=self.gateway_id, dispatcher_id=self._dispatcher_id)
@@ -86,12 +98,15 @@ class Settler:
         if reason is StopReason.DRAINED and not held.told and self._is_given_back(held.lease.pool_id):
             return self.released(held.lease)
         if reason is StopReason.PROBE_OVER:
-            return self._probe_over(held.lease)
-        settlement = self._own(held.lease, *_STOPPED[reason])
-        if held.usage is None:
+            settlement = self._probe_over(held.lease)
+        else:
+            settlement = self._own(held.lease, *_STOPPED[reason])
+        if held.phase is not Phase.CALLING:
             return settlement
-        tokens = {"input_tokens": held.usage.input_tokens, "output_tokens": held.usage.output_tokens}
-        return msgspec.structs.replace(settlement, **tokens)
+        usage = held.usage or _NO_USAGE
+        details = details_of_stopped(self._address_of(held.lease.endpoint_id), usage)
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        return msgspec.structs.replace(settlement, details=details, **tokens)
 
     def lost(self, lease: Lease) -> Settlement:
         """Settle a lease whose call may have come to no end; its pool's delivery mode says what follows."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
 import pytest
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from structlog.testing import capture_logs
 
@@ -17,46 +16,14 @@ from dispatch.fabric import functions as f
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.records import Outcome
 from dispatch.fabric.schema import key
-from dispatch.telemetry import names
 from dispatch.telemetry.recorder import Recorder, RecorderOptions, RecorderStats
 from dispatch.telemetry.sinks import SinkAway, ThreadSink
 from tests.support.by_hand import ByHand
 from tests.support.producing import eye, until
+from tests.support.tracing import RESOURCE, Kept
+from tests.support.tracing import recording as recording_on
 
 pytestmark = pytest.mark.anyio
-
-RESOURCE = Resource({"service.name": "test"})
-
-
-class Kept:
-    """A sink that keeps what it takes, unless it is told to fail or to wait."""
-
-    def __init__(self, patience_s: float | None = None) -> None:
-        self.name = "history"
-        self.patience_s = patience_s
-        self.spans: list[ReadableSpan] = []
-        self.problem: Exception | None = None
-        self.open = anyio.Event()
-        self.open.set()
-        self.offered = 0
-        self.at_once = 0
-
-    async def take(self, spans: Sequence[ReadableSpan]) -> None:
-        self.offered += 1
-        self.at_once = max(self.at_once, len(spans))
-        await self.open.wait()
-        if self.problem is not None:
-            raise self.problem
-        self.spans += spans
-
-    async def aclose(self) -> None:
-        pass
-
-    def requests(self) -> Counter[str]:
-        """Count the dispatch spans of each request."""
-        return Counter(
-            str(span.attributes[names.REQUEST_ID]) for span in self.spans if span.name.startswith("process ")
-        )
 
 
 def options(hand: ByHand, **changes: Any) -> RecorderOptions:
@@ -66,18 +33,8 @@ def options(hand: ByHand, **changes: Any) -> RecorderOptions:
     return RecorderOptions(**known | changes)
 
 
-@asynccontextmanager
-async def recording(hand: ByHand, sink: Any, **changes: Any) -> AsyncIterator[Recorder]:
-    """Run a recorder; in the end it flushes."""
-    connection = await connect(hand.url)
-    recorder = Recorder(connection, options(hand, **changes), sink)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(recorder.run)
-            yield recorder
-            recorder.stop(2)
-    finally:
-        await connection.aclose()
+def recording(hand: ByHand, sink: Any, **changes: Any) -> AbstractAsyncContextManager[Recorder]:
+    return recording_on(hand.url, hand.group, sink, **changes)
 
 
 def pending(hand: ByHand) -> int | None:
@@ -200,8 +157,7 @@ async def test_what_a_dead_process_had_read_is_taken_over(hand: ByHand) -> None:
 
 
 async def test_two_recorders_share_the_records_and_each_sink_gets_all(hand: ByHand) -> None:
-    one, two, traces = Kept(), Kept(), Kept()
-    traces.name = "otlp"
+    one, two, traces = Kept(), Kept(), Kept("otlp")
     async with recording(hand, one, batch=2), recording(hand, two, consumer="h", batch=2), recording(hand, traces):
         ids = [name for _ in range(4) for name in end(hand, 8)]
         await until(lambda: one.requests() + two.requests() == Counter(ids))
@@ -209,8 +165,7 @@ async def test_two_recorders_share_the_records_and_each_sink_gets_all(hand: ByHa
 
 
 async def test_a_record_that_is_delivered_again_has_the_same_ids(hand: ByHand) -> None:
-    first, second = Kept(), Kept()
-    second.name = "again"
+    first, second = Kept(), Kept("again")
     end(hand, 2)
     for sink in (first, second):
         async with recording(hand, sink):
