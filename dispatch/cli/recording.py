@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dispatch.config import GatewaySettings
-from dispatch.telemetry.history.sink import HistorySink
+from dispatch.errors import HistoryUnavailable
 from dispatch.telemetry.history.store import HistoryStore
 from dispatch.telemetry.recorder import RecorderOptions, unnoticed
 from dispatch.telemetry.recording import Recording
-from dispatch.telemetry.sinks import Sink
+from dispatch.telemetry.sinks import Sink, ThreadSink
 from dispatch.telemetry.tracing import Tracing
 
 
@@ -40,4 +40,4 @@ def _history(settings: GatewaySettings) -> tuple[Sink, ...]:
     store = HistoryStore(
         settings.history_url, password_env=settings.history_password_env, batch_rows=settings.history_batch_rows
     )
-    return (HistorySink(store),)
+    return (ThreadSink("history", store.write, away=HistoryUnavailable, close=store.close),)

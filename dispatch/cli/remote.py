@@ -24,6 +24,8 @@ from dispatch.errors import (
     FabricError,
     FabricUnavailable,
     GroupUnknown,
+    HistoryOff,
+    HistoryUnavailable,
     InvalidRequest,
     KeyRefused,
     NotAllowed,
@@ -115,6 +117,10 @@ class RemoteConnection:
     def get(self, _key: str) -> bytes | None:
         """Read nothing: what a gateway gives comes whole."""
         return None
+
+    def read(self, group: str, path: str, query: Query) -> Any:
+        """Return what the control API answers at `path`."""
+        return self._ask(group, "GET", path, query=query)
 
     def make_key(self, group: str, grant: Grant, actor: str) -> NewKey:
         """Have the gateway make a key."""
@@ -309,6 +315,8 @@ _KINDS: dict[str, type[DispatchError]] = {
     "group_unknown": GroupUnknown,
     "generation_unknown": BadArgument,
     "another_group": ConfigurationError,
+    "history_off": HistoryOff,
+    "history_unavailable": HistoryUnavailable,
 }
 
 

@@ -16,6 +16,7 @@ from dispatch.ingress.waits import Waits
 from dispatch.producer.detached import Handle
 from dispatch.producer.options import CallOptions
 from dispatch.producer.streaming import ChunkStream
+from dispatch.telemetry.history.store import HistoryStore
 
 
 class Caller(Protocol):
@@ -114,6 +115,7 @@ class IngressState:
     waits: Waits = field(default_factory=Waits)
     settings: IngressSettings = field(default_factory=IngressSettings)
     connection: Connection | None = None
+    history: HistoryStore | None = None
     observer: Observer = NOBODY
     metrics: MetricsPage | None = None
     metrics_open: bool = False

@@ -18,6 +18,7 @@ from dispatch.gateway import Gateway
 from dispatch.ingress import IngressSettings, IngressState, create_app
 from dispatch.ingress.authority import Authority
 from dispatch.producer.client import DispatchClient
+from dispatch.telemetry.history.store import HistoryStore
 from tests.support.by_hand import ByHand
 from tests.support.front import FakeGateway, serving
 from tests.support.groups import configure, default_document, unique_group
@@ -51,6 +52,7 @@ class ControlStack:
     exits: AsyncExitStack
     watch: Any
     opened: dict[str, httpx.AsyncClient] = field(default_factory=dict)
+    history: Any = None
 
     def http(self, role: str = "admin") -> httpx.AsyncClient:
         if role not in self.opened:
@@ -86,9 +88,13 @@ async def control_stack(
     keys: bool = True,
     runs: bool = False,
     settings: IngressSettings = PATIENT,
+    history: HistoryStore | None = None,
     **document: Any,
 ) -> AsyncIterator[ControlStack]:
-    """Start an HTTP front. `runs`: with a gateway behind it, else tests claim by hand. `document`: other config."""
+    """Start an HTTP front. `runs`: with a gateway behind it, else tests claim by hand. `document`: other config.
+
+    `history`: the one that it asks, which the caller closes.
+    """
     group = unique_group()
     configure(valkey_url, group, default_document(endpoint_url) | document)
     hand = ByHand(valkey_url, group)
@@ -112,7 +118,12 @@ async def control_stack(
         authority = Authority(lambda: connection.run(group, key_read()), "auto")
         exits.push_async_callback(authority.aclose)
         state = IngressState(
-            client=client, gateway=gateway, authority=authority, settings=settings, connection=connection
+            client=client,
+            gateway=gateway,
+            authority=authority,
+            settings=settings,
+            connection=connection,
+            history=history,
         )
         app = create_app(state)
         [mounted] = [route for route in app.routes if getattr(route, "path", "") == BASE]

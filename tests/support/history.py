@@ -17,8 +17,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from dispatch.contract import Operation, RequestEnvelope
 from dispatch.contract.details import AttemptDetails
+from dispatch.fabric.schema import key
 from dispatch.telemetry.history.store import HistoryStore
 from dispatch.telemetry.spans import DeliveryRecord, EndingRecord, delivery_span, spans_of
+from dispatch.telemetry.stream_records import read_ending
+from tests.support.producing import eye
 
 PASSWORD_ENV = "HISTORY_TEST_PASSWORD"
 PASSWORD = "not-for-the-log"
@@ -133,3 +136,10 @@ def write(store: HistoryStore, group: str, *records: EndingRecord | DeliveryReco
             spans_of(one, group, RESOURCE) if isinstance(one, EndingRecord) else [delivery_span(one, group, RESOURCE)]
         )
     store.write(spans)
+
+
+def read_endings(valkey_url: str, group: str) -> list[EndingRecord]:
+    """Return the records of a group's endings stream, the oldest first."""
+    with eye(valkey_url) as client:
+        found: Any = client.xrange(key(group, "endings"))
+    return [read_ending(record_id.decode(), fields) for record_id, fields in found]

@@ -10,6 +10,8 @@ from typing import Annotated
 import anyio
 import typer
 
+from dispatch.cli.history.options import Days, HistoryUrl, PasswordEnv
+from dispatch.cli.history.questions import app as questions
 from dispatch.cli.listening import listen, url_of
 from dispatch.cli.operating import Json, trouble_as_exit_code, write_json
 from dispatch.errors import ConfigurationError, HistoryOff
@@ -25,24 +27,14 @@ It stands in ClickHouse (DISPATCH_HISTORY_URL), in the tables of the OpenTelemet
 \b
 Example:
   dispatch history init --history clickhouse://user@clickhouse.internal:8123/dispatch
+  dispatch history stats --since 1h
+  dispatch history list --failed --gateway http://127.0.0.1:8080
 """
 
 app = typer.Typer(no_args_is_help=True, help=_HELP)
+app.registered_commands += questions.registered_commands
 
 _OFF = f"no history is named: give --history (DISPATCH_HISTORY_URL): {FORMS}"
-_DAYS = typer.Option(
-    "--ttl-days", envvar="DISPATCH_HISTORY_TTL_DAYS", min=1, max=36_500, help="How many days rows are kept."
-)
-
-HistoryUrl = Annotated[str, typer.Option("--history", envvar="DISPATCH_HISTORY_URL", help=f"The history: {FORMS}.")]
-PasswordEnv = Annotated[
-    str,
-    typer.Option(
-        "--password-env", envvar="DISPATCH_HISTORY_PASSWORD_ENV", metavar="NAME",
-        help="The environment variable that holds the history's password.",
-    ),
-]  # fmt: skip
-Days = Annotated[int, _DAYS]
 
 
 @app.command("init")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
+import anyio
 from fastapi import Depends, Request
 
 from dispatch.contract.answers import rejected
@@ -25,6 +26,7 @@ from dispatch.ingress.sites import require_own_site
 from dispatch.ingress.state import IngressState
 from dispatch.producer.call_headers import collect
 from dispatch.producer.request_ids import is_made_for
+from dispatch.telemetry.history.queries import History
 
 GROUP_HEADER = "x-dispatch-fabric-group"
 """Says which group is meant. Optional: whoever knows gateways of several groups cannot change the wrong one with it."""
@@ -32,12 +34,14 @@ GROUP_HEADER = "x-dispatch-fabric-group"
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the routes work with."""
+    """What the routes work with. `questions` bounds those to the history, of which each has a thread."""
 
     state: IngressState
     group: Group
     held: Held
     watch: Watch
+    history: History | None
+    questions: anyio.CapacityLimiter
 
 
 def control_of(request: Request) -> Control:

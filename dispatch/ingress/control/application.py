@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import anyio
 import msgspec
 from fastapi import FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
@@ -15,17 +16,19 @@ from starlette.routing import Route
 
 from dispatch.contract.answers import JSON, Answer
 from dispatch.ingress.body import Held
-from dispatch.ingress.control import config, dead, events, fleet, keys, pools, requests, snapshot, submitting
+from dispatch.ingress.control import config, dead, events, fleet, history, keys, pools, requests, snapshot, submitting
 from dispatch.ingress.control.access import Control
 from dispatch.ingress.control.answering import JSON_FIELDS, as_response, ids_of, on_http_exception
 from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.watching import Watch
 from dispatch.ingress.state import IngressState
+from dispatch.telemetry.history.queries import History
 
 BASE = "/api/v1"
 
 _OWN_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 _VERSION = "1"
+_QUESTIONS_AT_ONCE = 4
 _DESCRIPTION = """What an operator sees and does, and calls that are fetched later.
 
 Roles of a key: `observe` reads, `admin` changes (and reads), `submit` queues calls and fetches or cancels those that
@@ -61,8 +64,10 @@ def create_control(state: IngressState, held: Held) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     group = Group(state.connection, state.gateway.status().fabric_group, settings.control_timeout_s)
-    app.state.control = Control(state, group, held, Watch(group, settings.events_every_s))
-    for module in (snapshot, pools, config, submitting, requests, dead, keys, events, fleet):
+    past = None if state.history is None else History(state.history, group.name)
+    watch = Watch(group, settings.events_every_s)
+    app.state.control = Control(state, group, held, watch, past, anyio.CapacityLimiter(_QUESTIONS_AT_ONCE))
+    for module in (snapshot, pools, config, submitting, requests, dead, keys, events, fleet, history):
         app.include_router(module.router)
     app.add_exception_handler(HTTPException, on_http_exception)
 

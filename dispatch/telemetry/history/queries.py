@@ -113,7 +113,7 @@ class History:
         rows = self.store.query(
             f"SELECT {_ATTEMPT} FROM {ATTEMPTS} FINAL WHERE fabric_group_id = {{group:String}}"
             " AND request_id = {request_id:String} AND trace_id = {trace_id:String} ORDER BY attempt, started_at",
-            {"group": self.group, "request_id": request_id, "trace_id": entry.trace_id},
+            {"group": self.group, "request_id": entry.request_id, "trace_id": entry.trace_id},
         )
         delivered = None if entry.delivery_ms is None else entry.ended_ms + entry.delivery_ms
         attempts = [AttemptEntry(**_told(row) | {"finish_reasons": _words(row["finish_reasons"])}) for row in rows]

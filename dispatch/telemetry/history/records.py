@@ -274,6 +274,22 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Counters of the group, records of a part of its endings stream, and rows, side by side.
+
+    `counters` and `rows`, by ending: all that the pools have counted, and all rows that are kept; null in the answers
+    of further parts. They differ where rows have become too old, pools were removed, or the group is older than its
+    history. `checked` compares record by record: `missing` is what should be there. `cursor`: "" = this is the end.
+    """
+
+    server_ms: int
+    counters: dict[str, int] | None
+    rows: dict[str, int] | None
+    checked: Checked
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolShare:
     """What a pool was served, in cost units of requests by when they began to run.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from dispatch.errors import ConfigurationError, HistoryUnavailable
+from dispatch.errors import ConfigurationError, HistoryError, HistoryUnavailable
 from dispatch.telemetry.history import schema
 from dispatch.telemetry.history.rows import COLUMNS, columns_of
 from dispatch.telemetry.history.target import target_of
@@ -85,7 +85,8 @@ class HistoryStore:
         """Insert spans. Writing one again is harmless, so after an error all may be written again.
 
         Raises:
-            HistoryUnavailable: not all of them were written, or it is not known.
+            HistoryUnavailable: not all of them were written, or it is not known; a later attempt may help.
+            HistoryError: these spans cannot be written.
         """
         types = [kind for kind, _ in COLUMNS.values()]
         for at in range(0, len(spans), self._batch_rows):
@@ -154,7 +155,9 @@ class HistoryStore:
         except exceptions.ClickHouseError as error:
             if getattr(error, "code", None) in _ABSENT:
                 raise _Absent(f"the history at {self.address} has no tables yet; run: {INIT_COMMAND}") from error
-            raise HistoryUnavailable(self._refusal(error)) from error
+            if isinstance(error, exceptions.DatabaseError) and getattr(error, "code", None):
+                raise HistoryUnavailable(self._refusal(error)) from error
+            raise HistoryError(f"the history's client does not take it: {_reason(error)}") from error
 
     def _opened(self, options: Mapping[str, str]) -> Client:
         with self._opening:

@@ -7,12 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dispatch.telemetry.history.conditions import milliseconds, moment
-from dispatch.telemetry.history.records import Checked
+from dispatch.telemetry.history.queries import History
+from dispatch.telemetry.history.records import Checked, Filter, Verification
 from dispatch.telemetry.history.schema import REQUESTS
 from dispatch.telemetry.history.store import HistoryStore
 
 GRACE_MS = 10_000
 """What ended less than so long ago may be on its way."""
+
+
+def verification(
+    history: History, page: Mapping[str, Any], pools: Sequence[Mapping[str, Any]], *, first: bool
+) -> Verification:
+    """Verify one page of the section `endings`; with the first one, count, too. `pools`: rows of that section.
+
+    Raises:
+        HistoryUnavailable: the history does not answer.
+    """
+    counters: Counter[str] = Counter()
+    for pool in pools:
+        counters.update(pool.get("endings") or {})
+        counters["rejected"] += sum((pool.get("rejected") or {}).values())
+    checked = check_records(history.store, history.group, page["rows"], page["server_ms"])
+    return Verification(
+        server_ms=page["server_ms"],
+        counters={name: count for name, count in counters.items() if count} if first else None,
+        rows=history.stats(Filter()).total.endings if first else None,
+        checked=checked,
+        cursor=page["cursor"],
+    )
 
 
 def check_records(store: HistoryStore, group: str, records: Sequence[Mapping[str, Any]], now_ms: int) -> Checked:

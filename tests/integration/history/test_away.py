@@ -12,8 +12,8 @@ import pytest
 from dispatch.errors import HistoryUnavailable
 from dispatch.telemetry.history.queries import History
 from dispatch.telemetry.history.records import Filter
-from dispatch.telemetry.history.sink import HistorySink
 from dispatch.telemetry.history.store import HistoryStore
+from dispatch.telemetry.sinks import SinkAway, ThreadSink
 from dispatch.telemetry.spans import spans_of
 from tests.support.groups import unique_group
 from tests.support.history import PASSWORD, PASSWORD_ENV, RESOURCE, record, served_history
@@ -32,11 +32,12 @@ async def test_spans_are_kept_by_who_brings_them_until_the_history_is_back(
     caplog.set_level(logging.DEBUG)
     with served_history(tmp_path / "history") as served:
         store = HistoryStore(f"{served.url.replace('//', '//ann@')}/default", password_env=PASSWORD_ENV)
-        sink, group = HistorySink(store), unique_group()
+        sink = ThreadSink("history", store.write, away=HistoryUnavailable, close=store.close)
+        group = unique_group()
         spans = spans_of(record(0), group, RESOURCE)
         await sink.take(spans)
         assert await anyio.to_thread.run_sync(served.stop) == 0
-        with pytest.raises(HistoryUnavailable) as caught:
+        with pytest.raises(SinkAway) as caught:
             await sink.take(spans)
         assert str(caught.value) == f"the history at {served.url}/default does not answer: Connection refused"
         await anyio.to_thread.run_sync(served.start)
