@@ -34,10 +34,21 @@ def recording_of(
     return Recording(settings.require_valkey_url(), settings.valkey_client, options, sinks)
 
 
-def _history(settings: GatewaySettings) -> tuple[Sink, ...]:
+def history_of(settings: GatewaySettings) -> HistoryStore | None:
+    """Return the history that a gateway is told, None = it is told none. Opens nothing; the caller closes it.
+
+    Raises:
+        ConfigurationError: the URL is none, or the password is not there.
+    """
     if not settings.history_url:
-        return ()
-    store = HistoryStore(
+        return None
+    return HistoryStore(
         settings.history_url, password_env=settings.history_password_env, batch_rows=settings.history_batch_rows
     )
+
+
+def _history(settings: GatewaySettings) -> tuple[Sink, ...]:
+    store = history_of(settings)
+    if store is None:
+        return ()
     return (ThreadSink("history", store.write, away=HistoryUnavailable, close=store.close),)

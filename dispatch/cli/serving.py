@@ -15,7 +15,7 @@ import uvicorn
 
 from dispatch.cli.listening import is_loopback, listen, raise_file_limit, url_of
 from dispatch.cli.locking import keys_mode, refuse_keys_off
-from dispatch.cli.recording import recording_of
+from dispatch.cli.recording import history_of, recording_of
 from dispatch.config import GatewaySettings
 from dispatch.config.settings import read_networks
 from dispatch.fabric.connecting import connect
@@ -94,6 +94,7 @@ class _Process:
         self._tracing = set_up_tracing(settings.gateway_id)
         heard = unnoticed if self._metrics is None else self._metrics.counting.delivered
         self._recording = recording_of(settings, self._tracing, heard)
+        self._history = history_of(settings)  # one to ask: what is written has its own
         self._gateway = Gateway(settings, observer=self._observer)
         self._starting = anyio.CancelScope()
         self._started = False
@@ -117,6 +118,8 @@ class _Process:
         async with AsyncExitStack() as stack:
             with self._starting:
                 connection = await self._connect(stack)
+                if self._history is not None:
+                    stack.callback(self._history.close)
                 self._show_metrics(connection, stack)
                 stack.push_async_callback(self._close_tracing)
                 await self._record(stack)
@@ -135,6 +138,7 @@ class _Process:
                     authority=authority,
                     waits=waits,
                     connection=connection,
+                    history=self._history,
                     observer=self._observer,
                     metrics=self._metrics,
                     metrics_open=self._settings.metrics == "open",

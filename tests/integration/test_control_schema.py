@@ -19,9 +19,11 @@ from dispatch.fabric.records import Outcome
 from dispatch.ingress import IngressState
 from dispatch.ingress.body import Held
 from dispatch.ingress.control import BASE, create_control
+from dispatch.telemetry.history.store import HistoryStore
 from tests.support.control import ControlStack, control_stack
 from tests.support.fake_fabric import FakeFabric
 from tests.support.front import FakeClient, FakeGateway
+from tests.support.history import PASSWORD, PASSWORD_ENV, read_endings, served_history, write
 from tests.support.valkey import ValkeyProcess
 
 EXAMPLES = 15
@@ -58,11 +60,14 @@ OPERATIONS = {
 
 
 @pytest.fixture(scope="module")
-def control(valkey: ValkeyProcess) -> Iterator[ControlStack]:
-    """A gateway in an event loop of its own, whose group has something of everything."""
+def control(valkey: ValkeyProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlStack]:
+    """A gateway in an event loop of its own, whose group and history have something of everything."""
     with ExitStack() as exits:
+        exits.enter_context(pytest.MonkeyPatch.context()).setenv(PASSWORD_ENV, PASSWORD)
+        served = exits.enter_context(served_history(tmp_path_factory.mktemp("served") / "history"))
+        store = exits.enter_context(HistoryStore(served.url, password_env=PASSWORD_ENV))
         portal = exits.enter_context(anyio.from_thread.start_blocking_portal())
-        stack = control_stack(valkey.url, pools=POOLS, endpoints=ENDPOINTS)
+        stack = control_stack(valkey.url, pools=POOLS, endpoints=ENDPOINTS, history=store)
         running = exits.enter_context(portal.wrap_async_context_manager(stack))
         for number in range(40):
             running.hand.submit("backfill", request_id=f"dead-{number}")
@@ -70,6 +75,7 @@ def control(valkey: ValkeyProcess) -> Iterator[ControlStack]:
         running.hand.submit("default", 5, fairness_key="anna")
         running.hand.beat(running.hand.claim(1, gateway="g-1"), gateway="g-1")
         running.hand.settle(running.hand.claim(1))
+        write(store, running.group, *read_endings(valkey.url, running.group))
         yield running
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import openai
 import pytest
 
@@ -56,7 +57,7 @@ def nothing_left(run: DevRun, children: dict[int, str]) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevRun]:
-    with dev(tmp_path_factory.mktemp("dev"), "--load", "--studio") as run:
+    with dev(tmp_path_factory.mktemp("dev"), "--load", "--studio", "--history") as run:
         run.wait_ready()
         yield run
 
@@ -89,6 +90,25 @@ def test_the_operators_page_is_served(running: DevRun) -> None:
         assert "Studio" in answer.read().decode()
 
 
+def test_what_ended_is_in_the_history_of_every_gateway(running: DevRun) -> None:
+    """Written by the gateways that ran it, and asked for through any of them."""
+    client = openai.OpenAI(base_url=running.gateways[0], api_key="unused")
+    client.chat.completions.create(model="simulated", messages=[{"role": "user", "content": "Hello"}])
+    for gateway in running.gateways:
+        root = gateway.removesuffix("/v1")
+        until = time.monotonic() + 30
+        while True:
+            found = httpx.get(f"{root}/api/v1/history/stats", timeout=20).json()
+            if found["total"]["endings"].get("succeeded", 0) > 0:
+                break
+            assert time.monotonic() < until, found
+            time.sleep(0.1)
+        checked = httpx.get(f"{root}/api/v1/history/verify", params={"limit": 1}, timeout=20).json()
+        assert checked["counters"]["succeeded"] > 0
+        assert checked["checked"]["missing"] == []
+    assert f"dispatch history stats --gateway {running.gateways[0].removesuffix('/v1')}" in running.out
+
+
 def test_only_loopback_is_listened_on(running: DevRun) -> None:
     inodes = {
         Path(f"/proc/{pid}/fd/{name}").readlink().name
@@ -119,14 +139,14 @@ def test_load_sends_requests_of_every_pool_at_a_gentle_rate(running: DevRun) -> 
 # ---- how it ends
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "history"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals, history: bool) -> None:
     # The variables speak of other installations; nothing of them is read.
     other = {"DISPATCH_VALKEY_URL": "valkey://127.0.0.1:9", "DISPATCH_PORT": "1", "DISPATCH_ENABLED": "false"}
-    with dev(tmp_path / "t", "--load", environment=other) as run:
+    with dev(tmp_path / "t", "--load", *(["--history"] if history else []), environment=other) as run:
         run.wait_ready()
         children = run.children()
-        assert len(children) == 4
+        assert len(children) == 4 + history
         run.signal(number)
         assert run.wait_end() == 0
         nothing_left(run, children)

@@ -117,16 +117,20 @@ class DevRun:
 
 @contextmanager
 def dev(
-    temporary: Path, *options: str, command: Sequence[str] = DISPATCH, environment: dict[str, str] | None = None
+    temporary: Path,
+    *options: str,
+    command: Sequence[str] = DISPATCH,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[DevRun]:
     """Start `dispatch dev` with free ports and `options`; whatever happens, at the end it and its children are gone.
 
-    Without the operators' page, which takes a while to start, unless `--studio` is among the options.
+    Without the operators' page and the history, which take a while to start, unless `--studio` or `--history` is among
+    the options.
     """
     temporary.mkdir(exist_ok=True)
-    page = () if "--studio" in options else ("--no-studio",)
+    left_out = [f"--no-{part}" for part in ("studio", "history") if f"--{part}" not in options]
     process = subprocess.Popen(
-        [*command, "dev", "--port", "0", *page, *options],
+        [*command, "dev", "--port", "0", *left_out, *options],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=temporary,
         env=os.environ | {"TMPDIR": str(temporary)} | (environment or {}),
     )  # fmt: skip

@@ -12,9 +12,9 @@ from dispatch.cli.dev.stack import run
 from dispatch.telemetry.logs import set_up_logging
 
 _HELP = """Run everything on this machine until Ctrl-C: an embedded Valkey with the library and the default config, a
-simulated OpenAI-compatible backend, two gateways that share the group, and the operators' page. It listens on loopback
-only, asks for no keys (also when some are created) and reads no DISPATCH_* variables. Nothing stays behind: no process,
-no file.
+simulated OpenAI-compatible backend, an embedded history, two gateways that share the group, and the operators' page. It
+listens on loopback only, asks for no keys (also when some are created) and reads no DISPATCH_* variables. Nothing stays
+behind: no process, no file.
 
 Exit code: 0 after Ctrl-C or SIGTERM, when everything has stopped; 1 when it could not start, or a part of it ended by
 itself; 2 wrong usage.
@@ -51,12 +51,15 @@ def dev(  # noqa: PLR0913 - a command's options are its parameters
         bool, typer.Option(help="The operators' page (port 8090, or a free one), if its library is installed.")
     ] = True,
     load: Annotated[bool, typer.Option("--load", help="Send a gentle mixed demo load over all pools.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep history in an embedded ClickHouse (about 400 MB).")
+    ] = True,
     logs: Annotated[bool, typer.Option("--logs", help="Show on stderr what the processes log.")] = False,
 ) -> None:
     """Run everything on this machine."""
     options = Options(
         endpoint=endpoint, api_key_env=api_key_env, port=port, gateways=gateways,
-        valkey_port=valkey_port, studio=studio, load=load, logs=logs,
+        valkey_port=valkey_port, studio=studio, load=load, history=history, logs=logs,
     )  # fmt: skip
     set_up_logging(level="warning")
     anyio.run(run, options)

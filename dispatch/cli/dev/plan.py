@@ -31,6 +31,7 @@ class Options:
     valkey_port: int
     studio: bool
     load: bool
+    history: bool
     logs: bool
 
 
@@ -46,6 +47,7 @@ class Plan:
     gateway_ports: tuple[int, ...]
     backend_port: int
     studio_port: int
+    history_port: int
     endpoint_url: str
     endpoint_address: str
     model: str
@@ -54,6 +56,14 @@ class Plan:
     def simulated(self) -> bool:
         """Whether the backend is ours."""
         return self.options.endpoint is None
+
+    @property
+    def history_problem(self) -> str:
+        """Why there is no history; "" = there is one."""
+        if not self.options.history:
+            return "off (--no-history)"
+        missing = [name for name in ("chdb", "clickhouse_connect") if importlib.util.find_spec(name) is None]
+        return f"off: {' and '.join(missing)} not installed (pip install '.[embedded]')" if missing else ""
 
     @property
     def gateway_urls(self) -> tuple[str, ...]:
@@ -80,17 +90,17 @@ async def make_plan(options: Options) -> Plan:
         if options.valkey_port in gateway_ports:
             raise ConfigurationError(f"port {options.valkey_port} is a gateway's; choose another with --valkey-port")
         probe.require_free([options.valkey_port], "--valkey-port")
-    backend_port, url, address, model = 0, "", "", ""
+    backend_port, history_port = probe.free_ports(2)
+    url, address, model = "", "", ""
     if options.endpoint is None:
-        [backend_port] = probe.free_ports(1)
         url = address = f"http://{probe.LOOPBACK}:{backend_port}/v1"
     else:
         endpoint = _endpoint(options)
         url, address, model = options.endpoint, endpoint.address, await _served_model(endpoint, options)
     return Plan(
         options=options, server_binary=server_binary, gateway_ports=gateway_ports, backend_port=backend_port,
-        studio_port=_studio_port(options, (*gateway_ports, options.valkey_port)), endpoint_url=url,
-        endpoint_address=address, model=model,
+        history_port=history_port, studio_port=_studio_port(options, (*gateway_ports, options.valkey_port)),
+        endpoint_url=url, endpoint_address=address, model=model,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from dispatch.cli.dev import probe
 from dispatch.cli.dev.children import Child, Children, Program
 from dispatch.cli.dev.load import REQUESTS_PER_S, run_load
 from dispatch.cli.dev.plan import Options, Plan, make_plan, model_of
-from dispatch.cli.dev.server import GROUP, start_valkey
+from dispatch.cli.dev.server import GROUP, STAGE, start_valkey
 from dispatch.cli.dev.workspace import workspace
 from dispatch.errors import DispatchError
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 _READY_S = 30.0
 _DRAIN_MS = 5_000
+_SECRET_IN = "DISPATCH_DEV_HISTORY_PASSWORD"  # noqa: S105 - the name of the variable that holds it
 _STOP_MARGIN_S = 3.0
 _SAME_SIGNAL_S = 0.5
 """A terminal and a wrapper (timeout, make) both pass a Ctrl-C on; that is one signal, not two."""
@@ -69,17 +71,24 @@ async def run(options: Options) -> None:
 
 async def _serve(children: Children, plan: Plan, folder: Path) -> None:
     valkey_url = await _unless_one_ends(children, lambda: start_valkey(children, plan, folder))
+    secret = secrets.token_hex(16)
+    # Not waited for yet: its engine takes seconds to load, and the gateways open it when they need it.
+    history = None if plan.history_problem else await children.start(_history(plan, folder, secret))
     model = plan.model
     if plan.simulated:
         child = await children.start(_backend(plan))
         answer = await _ready(children, child, f"{plan.endpoint_url}/models")
         model = model_of(answer.json())
-    gateways = [await children.start(_gateway(plan, valkey_url, number)) for number in range(len(plan.gateway_ports))]
+    gateways = [
+        await children.start(_gateway(plan, valkey_url, secret, number)) for number in range(len(plan.gateway_ports))
+    ]
     for child, url in zip(gateways, plan.gateway_urls, strict=True):
         await _ready(children, child, f"{url}/readyz")
     if plan.studio_port:
-        page = await children.start(_studio(plan, valkey_url))
+        page = await children.start(_studio(plan, valkey_url, secret))
         await _ready(children, page, f"{_studio_url(plan)}/g/{GROUP}")
+    if history is not None:
+        await _ready(children, history, f"http://{probe.LOOPBACK}:{plan.history_port}/ping")
     typer.echo(_ready_text(plan, valkey_url, model or "MODEL"))
     sys.stdout.flush()
     async with anyio.create_task_group() as tasks:
@@ -114,7 +123,24 @@ def _backend(plan: Plan) -> Program:
     )
 
 
-def _gateway(plan: Plan, valkey_url: str, number: int) -> Program:
+def _history(plan: Plan, folder: Path, secret: str) -> Program:
+    command = [
+        *_dispatch(), "history", "serve", "--path", str(folder / "history"), "--port", str(plan.history_port),
+        "--password-env", _SECRET_IN,
+    ]  # fmt: skip
+    environment = plan.environment() | {_SECRET_IN: secret}
+    return Program(name="history", stage=STAGE, command=command, environment=environment)
+
+
+def _of_history(plan: Plan, secret: str) -> dict[str, str]:
+    """Return the variables by which a process finds the history."""
+    if plan.history_problem:
+        return {}
+    url = f"clickhouse://{probe.LOOPBACK}:{plan.history_port}"
+    return {"DISPATCH_HISTORY_URL": url, "DISPATCH_HISTORY_PASSWORD_ENV": _SECRET_IN, _SECRET_IN: secret}
+
+
+def _gateway(plan: Plan, valkey_url: str, secret: str, number: int) -> Program:
     port = plan.gateway_ports[number]
     settings = {
         "VALKEY_URL": valkey_url,
@@ -129,21 +155,23 @@ def _gateway(plan: Plan, valkey_url: str, number: int) -> Program:
         "DRAIN_TIMEOUT_MS": str(_DRAIN_MS),
         "LOG_FORMAT": "console",
     }
+    environment = plan.environment() | {f"DISPATCH_{name}": value for name, value in settings.items()}
+    environment |= _of_history(plan, secret)
     return Program(
         name=f"gateway dev-{number + 1} (port {port})",
         stage=_GATEWAY_STAGE,
         command=[*_dispatch(), "gateway"],
-        environment=plan.environment() | {f"DISPATCH_{name}": value for name, value in settings.items()},
+        environment=environment,
         stop_s=_DRAIN_MS / 1000 + _STOP_MARGIN_S,
     )
 
 
-def _studio(plan: Plan, valkey_url: str) -> Program:
+def _studio(plan: Plan, valkey_url: str, secret: str) -> Program:
     command = [*_dispatch(), "studio", "--url", valkey_url, "--group", GROUP, "--host", probe.LOOPBACK]
     command += ["--port", str(plan.studio_port), "--keys", "off", "--allow-anonymous-writes", "--log-format", "console"]
     return Program(
         name=f"studio (port {plan.studio_port})", stage=_GATEWAY_STAGE, command=command,
-        environment=plan.environment(), stop_s=_STOP_MARGIN_S,
+        environment=plan.environment() | _of_history(plan, secret), stop_s=_STOP_MARGIN_S,
     )  # fmt: skip
 
 
@@ -167,6 +195,7 @@ def _ready_text(plan: Plan, valkey_url: str, model: str) -> str:
     ]
     if plan.studio_port:
         rows.append(("studio", f"{_studio_url(plan)}  (the operators' page)"))
+    rows.append(("history", plan.history_problem or f"dispatch history stats --gateway {first}"))
     if plan.options.load:
         rows.append(("load", f"about {REQUESTS_PER_S:g} requests per second over all pools"))
     table = "\n".join(f"  {name:<10}{value}" for name, value in rows)

@@ -19,7 +19,7 @@ from tests.support.valkey import free_port
 pytestmark = pytest.mark.anyio
 
 OPTIONS = Options(
-    endpoint=None, api_key_env="", port=0, gateways=2, valkey_port=0, studio=False, load=False, logs=False
+    endpoint=None, api_key_env="", port=0, gateways=2, valkey_port=0, studio=False, load=False, history=True, logs=False
 )
 
 

@@ -30,7 +30,9 @@ NEEDS_GROUP = [
     "estimate default",
 ]  # fmt: skip
 COMMANDS = [
-    "dev", "gateway", "simulate", "studio", "history init", "history serve",
+    "dev", "gateway", "simulate", "studio", "history init", "history serve", "history list", "history show",
+    "history stats", "history series", "history errors", "history tokens", "history shares", "history gateways",
+    "history verify",
     "scripts load", "scripts status", "scripts diff", "scripts print", "config apply",
     "config diff", *(re.sub(r"( --name)? (1|\S+=\S+|default)$", "", command) for command in NEEDS_GROUP),
 ]  # fmt: skip
