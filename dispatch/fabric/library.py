@@ -2,8 +2,8 @@
 
 The server compiles a library as one text, so every file becomes a function of its own inside it, filed under its
 module name, and a local `require` hands the results out. Files stand in dependency order, hence cycles cannot work
-and are refused, as is a file that reaches upwards: `functions` > `state` > `lib`. Two modules are made here: `schema`
-(from `schema.toml`) and `build` (version, contract and digest of this very text).
+and are refused, as is a file that reaches upwards: `functions` > `state` > `lib`. Three modules are made here: `schema`
+and `records` (from `schema.toml`), and `build` (version, contract and digest of this very text).
 
 A line table leads from a line of the joined text, which is what the server's errors name, back to file and line.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch.errors import ScriptFault
+from dispatch.fabric import layouts
 from dispatch.fabric.calls import FUNCTION_PREFIX
 from dispatch.fabric.headers import Header, read_header
 from dispatch.fabric.luatable import lua_member, lua_string, lua_value
@@ -30,7 +31,7 @@ LIBRARY_NAME = "fabric_dispatch"
 
 _LAYERS = ("lib", "state", "functions")
 _MAY_REQUIRE = {"lib": ("lib",), "state": ("lib", "state"), "functions": ("lib", "state")}
-_GENERATED = ("schema", "build")
+_GENERATED = ("schema", "build", "records")
 _PRELUDE = (
     f"#!lua name={LIBRARY_NAME}",
     "local modules = {}",
@@ -123,6 +124,7 @@ def join_library(folder: Path, *, version: str | None = None) -> Library:
     functions = sorted((module for module in modules if module.layer == "functions"), key=lambda module: module.name)
     content = [
         *((line, None) for line in _schema_lines(schema)),
+        *((line, None) for line in layouts.lua_lines(schema)),
         *(row for module in modules for row in _module_lines(module)),
         *((_registration(module, read_header(folder / module.file)), Place(module.file, 1)) for module in functions),
     ]
@@ -181,6 +183,8 @@ def _registration(module: _Module, header: Header) -> str:
 def _schema_lines(schema: dict[str, Any]) -> Iterator[str]:
     yield 'modules["schema"] = {'
     for section, members in schema.items():
+        if section == "records":
+            continue
         yield f"  {section} = {{"
         for name, value in members.items():
             yield f"    {lua_member(name, value)},"

@@ -128,6 +128,39 @@ local function settle(step, request, item)
   return word
 end
 
+-- The requests whose leases the items name and the gateway holds, by index, and whether it holds all. An id that stands
+-- twice is one request: settled once, it is held no more.
+local function read_held(step, gateway, items, ids)
+  local held, all_held, by_id = {}, true, {}
+  local ends = leases.ends(step, ids)
+  for index, item in ipairs(items) do
+    local request = by_id[item.id] or requests.get(step, item.id)
+    by_id[item.id] = request
+    if leases.held(step, gateway, item, request, ends[index]) then
+      held[index] = request
+    else
+      all_held = false
+    end
+  end
+  return held, all_held
+end
+
+-- Settle what is held. Returns a word for each item.
+local function settle_held(step, gateway, items, held)
+  local words, settled = {}, {}
+  for index, item in ipairs(items) do
+    local request = held[index]
+    if request and request.state == "leased" then
+      words[index] = settle(step, request, item)
+      settled[#settled + 1] = item.id
+    else
+      words[index] = "LEASE_LOST"
+    end
+  end
+  leases.remove(step, gateway, settled)
+  return words
+end
+
 local function run(keys, args)
   local step = state.begin(keys[1])
   if not step then return faults.group_unknown(keys[1]) end
@@ -150,21 +183,13 @@ local function run(keys, args)
     end
   end
 
-  local words, made = answers.recall(step, claim.gateway, claim.nonce)
+  local held, all_held = read_held(step, claim.gateway, items, ids)
+  -- What a call settled is held no more, so one whose items all are is no repeat.
+  local words, made
+  if count == 0 or not all_held then words, made = answers.recall(step, claim.gateway, claim.nonce) end
   local sleep_ms, call_again = 0, true
   if not words then
-    words = {}
-    local settled, ends = {}, leases.ends(step, ids)
-    for index, item in ipairs(items) do
-      local request = requests.get(step, item.id)
-      if leases.held(step, claim.gateway, item, request, ends[index]) then
-        words[index] = settle(step, request, item)
-        settled[#settled + 1] = item.id
-      else
-        words[index] = "LEASE_LOST"
-      end
-    end
-    leases.remove(step, claim.gateway, settled)
+    words = settle_held(step, claim.gateway, items, held)
     made, sleep_ms, call_again = admission.claim(step, claim, want)
     answers.remember(step, claim.gateway, claim.nonce, words, made)
     state.save(step)

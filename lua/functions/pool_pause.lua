@@ -46,8 +46,9 @@ local function run(keys, args)
     end
     events.append(keys[1], step.now, action, { "pool", name, "actor", actor, "reason", reason })
   end
+  local answer = { word, state_of(record), record.depth, record.in_flight }
   state.save(step)
-  return { word, state_of(record), record.depth, record.in_flight }
+  return answer
 end
 
 return { run = run }

@@ -202,10 +202,10 @@ end
 
 --- The answer of a claim, appended to `answer`.
 function admission.append_claim(answer, step, claimed)
-  for _, cell in ipairs({ step.now, step.config.generation, claimed.sleep_ms, claimed.again and 1 or 0, step.ended,
-    chores.due_in(step), #claimed.made }) do
-    answer[#answer + 1] = cell
-  end
+  local at = #answer
+  answer[at + 1], answer[at + 2], answer[at + 3] = step.now, step.config.generation, claimed.sleep_ms
+  answer[at + 4], answer[at + 5], answer[at + 6] = claimed.again and 1 or 0, step.ended, chores.due_in(step)
+  answer[at + 7] = #claimed.made
   return admission.append_rows(answer, claimed.made)
 end
 

@@ -20,21 +20,45 @@ local function skip_reason(step, request)
   return pool and pools.skipped_since(pool, request) or request.skip or ""
 end
 
+-- What most endings have nothing to say about is left out when it is empty.
+local function add(cells, name, value)
+  if value == nil or value == "" then return end
+  local at = #cells
+  cells[at + 1], cells[at + 2] = name, value
+end
+
+local function add_stream(cells, request)
+  local chunks, _, first_chunk_ms = requests.streamed(request)
+  add(cells, "chunks", chunks)
+  add(cells, "first_chunk_ms", first_chunk_ms)
+end
+
+local function add_tries(cells, request)
+  add(cells, "tries", tries.encode(request.tries))
+  add(cells, "tried", tries.encode_details(request.tries))
+end
+
 -- Scalars and texts that are ours, never a body's. What the gateway alone knows stands in `details` (JSON it wrote).
 local function append(step, request, ending, facts)
-  local leased = request.state == "leased"
-  local chunks, _, first_chunk_ms = requests.streamed(request)
-  server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*",
-    "request_id", request.id, "ending", ending, "outcome", facts.outcome or ending, "pool", request.pool,
-    "producer", request.producer, "gateway", request.gateway, "dispatcher", request.dispatcher or "",
-    "endpoint", request.endpoint, "attempt", request.attempt, "cost", request.cost, "bytes", request.bytes,
-    "skip_reason", skip_reason(step, request), "submitted_ms", request.submitted_ms,
-    "claimed_ms", leased and request.claimed_ms or "", "ended_ms", step.now,
-    "status", facts.status or "", "error_type", facts.error_type or "",
-    "error_message", string.sub(facts.error_message or "", 1, MESSAGE_MAX),
-    "input_tokens", facts.input_tokens or "", "output_tokens", facts.output_tokens or "",
-    "chunks", chunks, "first_chunk_ms", first_chunk_ms or "", "tries", tries.encode(request.tries),
-    "tried", tries.encode_details(request.tries), "details", facts.details or "", "envelope", request.envelope or "")
+  local cells = { "request_id", request.id, "ending", ending, "outcome", facts.outcome or ending,
+    "pool", request.pool, "producer", request.producer, "attempt", request.attempt, "cost", request.cost,
+    "bytes", request.bytes, "submitted_ms", request.submitted_ms,
+    "ended_ms", step.now }
+  add(cells, "gateway", request.gateway)
+  add(cells, "dispatcher", request.dispatcher)
+  add(cells, "endpoint", request.endpoint)
+  add(cells, "skip_reason", skip_reason(step, request))
+  if request.state == "leased" then add(cells, "claimed_ms", request.claimed_ms) end
+  add(cells, "status", facts.status)
+  add(cells, "error_type", facts.error_type)
+  if facts.error_message then add(cells, "error_message", string.sub(facts.error_message, 1, MESSAGE_MAX)) end
+  add(cells, "input_tokens", facts.input_tokens)
+  add(cells, "output_tokens", facts.output_tokens)
+  if request.stream then add_stream(cells, request) end
+  if request.tries then add_tries(cells, request) end
+  add(cells, "details", facts.details)
+  add(cells, "envelope", request.envelope)
+  server.call("XADD", keys.of(step.root, "endings"), "MAXLEN", "~", schema.limits.endings_kept, "*", unpack(cells))
 end
 
 local function append_rejected(step, refused)

@@ -8,6 +8,7 @@ local events = require("state.events")
 local gate = require("lib.gate")
 local keys = require("state.keys")
 local packed = require("state.packed")
+local records = require("records")
 local timers = require("state.timers")
 
 local FIELDS = require("lib.config").FIELDS.endpoints
@@ -31,7 +32,7 @@ function endpoints.get(step, name)
   endpoint = {
     name = name,
     config = found[1] and packed.read_config(found[1], FIELDS) or {},
-    record = packed.read_record(found[2]) or endpoints.new_record(),
+    record = packed.read_record(found[2], records.map) or endpoints.new_record(),
   }
   step.endpoints[name] = endpoint
   return endpoint

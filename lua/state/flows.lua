@@ -106,8 +106,9 @@ end
 -- The first entry of a flow over its levels, or nil when the flow is empty.
 local function first_of(step, pool, flow)
   local best, best_rank
+  local levels = pool.record.levels
   for level = 0, LEVELS - 1 do
-    if pool.record.levels[level + 1] > 0 then
+    if levels[level + 1] > 0 then
       local text = server.call("LINDEX", list_key(step, pool, flow, level), 0)
       if text then
         local head = entry.decode(text)

@@ -5,6 +5,8 @@ local schema = require("schema")
 
 local FIELDS = require("lib.config").FIELDS.group
 
+local layout = require("records").group
+
 local group = {}
 
 --- A record as it stands before the first call.
@@ -28,11 +30,12 @@ end
 function group.load(root)
   local found = server.call("HMGET", keys.of(root, "group"), "config", "record")
   if not found[1] then return nil end
-  return packed.read_config(found[1], FIELDS), cmsgpack.unpack(found[2])
+  return packed.read_config(found[1], FIELDS), layout.decode(found[2])
 end
 
+--- Write the record back. It is used up.
 function group.save(root, record)
-  server.call("HSET", keys.of(root, "group"), "record", cmsgpack.pack(record))
+  server.call("HSET", keys.of(root, "group"), "record", layout.encode(record))
 end
 
 --- What else the group's hash holds, but for the document: generation, actor, reason, changed_ms, nonce, names of pools

@@ -32,10 +32,9 @@ end
 function keys.of(root, name, first, second, third)
   local of_root = pieces[root] or begin(root)
   local part = of_root[name] or split(of_root, root, name)
-  if not first then return part[1] end
+  if not second then return first and part[1] .. first .. part[2] or part[1] end
   if third then return part[1] .. first .. part[2] .. second .. part[3] .. third .. part[4] end
-  if second then return part[1] .. first .. part[2] .. second .. part[3] end
-  return part[1] .. first .. part[2]
+  return part[1] .. first .. part[2] .. second .. part[3]
 end
 
 return keys

@@ -35,14 +35,11 @@ function leases.remove(step, gateway, ids)
   server.call("SREM", keys.of(step.root, "holding", gateway), unpack(ids))
 end
 
---- Ends of the leases of `ids`, ms; false where there is none.
+--- Ends of the leases of `ids` (as many as one call settles or claims), ms; false where there is none.
 function leases.ends(step, ids)
-  local ends = {}
-  in_chunks(ids, function(part)
-    for _, score in ipairs(server.call("ZMSCORE", keys.of(step.root, "leases"), unpack(part))) do
-      ends[#ends + 1] = score and tonumber(score)
-    end
-  end)
+  if #ids == 0 then return {} end
+  local ends = server.call("ZMSCORE", keys.of(step.root, "leases"), unpack(ids))
+  for at, score in ipairs(ends) do ends[at] = score and tonumber(score) end
   return ends
 end
 

@@ -42,10 +42,10 @@ function packed.read_config(text, fields)
   return config
 end
 
---- Unpack a record; nil when there is none or it cannot be read.
-function packed.read_record(text)
-  local readable, record = pcall(cmsgpack.unpack, text or "")
-  return readable and type(record) == "table" and next(record) and record or nil
+--- Unpack a record by `unpack_it` of its kind (module `records`); nil when there is none or it cannot be read.
+function packed.read_record(text, unpack_it)
+  local readable, record = pcall(unpack_it, text)
+  return readable and record or nil
 end
 
 return packed

@@ -4,6 +4,8 @@ local packed = require("state.packed")
 
 local FIELDS = require("lib.config").FIELDS.pools
 
+local layout = require("records").pool
+
 local pools = {}
 
 --- A record as it stands before the first request.
@@ -30,7 +32,7 @@ local function read(step, name)
 end
 
 local function load(step, name, found)
-  local record = packed.read_record(found[2])
+  local record = packed.read_record(found[2], layout.decode)
   if not found[1] or not record then return nil end
   local pool = { name = name, config = packed.read_config(found[1], FIELDS), record = record }
   step.pools[name] = pool
@@ -43,8 +45,9 @@ function pools.get(step, name)
   return step.pools[name] or load(step, name, read(step, name))
 end
 
--- What a packed record says of a pool in which nothing waits: "depth" 0 and "place" "idle".
-local NOTHING_WAITS, STANDS_NOWHERE = "\165depth\0", "\165place\164idle"
+-- What a packed record says of a pool in which nothing waits: its first number, `depth`, is 0 and its first text,
+-- `place`, "idle".
+local NOTHING_WAITS, STANDS_NOWHERE = "\1\0\0\0\0\0\0\0\0", "\4\0idle"
 
 --- The config of the pool `name`, or nil, and whether the pool rests: nothing waits in it, so its record says the same
 -- under any config. One that rests is not loaded.
@@ -53,8 +56,8 @@ function pools.look(step, name)
   if pool then return pool.config, false end
   local found = read(step, name)
   local config, record = found[1], found[2]
-  if config and record and string.find(record, STANDS_NOWHERE, 1, true)
-    and string.find(record, NOTHING_WAITS, 1, true) then
+  if config and record and string.sub(record, 1, 9) == NOTHING_WAITS
+    and string.sub(record, layout.texts_at, layout.texts_at + 5) == STANDS_NOWHERE then
     return packed.read_config(config, FIELDS), true
   end
   pool = load(step, name, found)
@@ -66,10 +69,10 @@ function pools.release(step, name)
   step.pools[name] = nil
 end
 
---- Write back every pool this step has loaded.
+--- Write back every pool this step has loaded. Their records are used up.
 function pools.save(step)
   for name, pool in pairs(step.pools) do
-    local key, record = keys.of(step.root, "pool", name), cmsgpack.pack(pool.record)
+    local key, record = keys.of(step.root, "pool", name), layout.encode(pool.record)
     if pool.config_text then
       server.call("HSET", key, "config", pool.config_text, "record", record)
     else

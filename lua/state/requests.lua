@@ -9,12 +9,14 @@ local keys = require("state.keys")
 local packed = require("state.packed")
 local schema = require("schema")
 
+local layout = require("records").request
+
 local requests = {}
 
 -- One that cannot be read is as good as none: it must not stop the call that meets it, which serves others, too.
 local function unpack_request(id, found)
   if not found[1] or not found[2] then return nil end
-  local request = packed.read_record(found[2])
+  local request = packed.read_record(found[2], layout.decode)
   if not request or not request.pool or not request.seq then return nil end
   request.id, request.state, request.envelope, request.cancel = id, found[1], found[3], found[4]
   request.ending, request.stream, request.body = found[5], found[6], found[7]
@@ -60,13 +62,20 @@ function requests.waited_out(step, request)
   return { error_type = "max_wait_exceeded", error_message = "the request waited as long as its caller allowed" }
 end
 
+-- What its record says. Few have what has no place of its own there (schema.toml).
+local function encode(request)
+  local rest = {}
+  if request.idempotency or request.detached or request.tries or request.skip then
+    rest = { idempotency = request.idempotency, detached = request.detached, tries = request.tries,
+      skip = request.skip }
+  end
+  return layout.encode(request, rest)
+end
+
 --- Store a new request and its deadline. False when a body that should have been stored before is not there.
 function requests.admit(step, request)
-  local record = cmsgpack.pack({ pool = request.pool, producer = request.producer, nonce = request.nonce,
-    cost = request.cost, seq = request.seq, submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms,
-    bytes = request.bytes, model = request.model, message_count = request.message_count, flow = request.flow,
-    level = request.level, idempotency = request.idempotency, detached = request.detached,
-    queue_until = request.queue_until, attempt = 0, fence = 0, gateway = "", endpoint = "" })
+  request.attempt, request.fence, request.gateway, request.endpoint = 0, 0, "", ""
+  local record = encode(request)
   local request_key = keys.of(step.root, "request", request.id)
   if is_small(request.bytes) then
     if #request.body ~= request.bytes then return false end
@@ -94,15 +103,7 @@ function requests.forget_body(step, id, nonce, bytes)
 end
 
 local function write(step, request, state)
-  server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "record", cmsgpack.pack({
-    pool = request.pool, producer = request.producer, nonce = request.nonce, cost = request.cost, seq = request.seq,
-    submitted_ms = request.submitted_ms, deadline_ms = request.deadline_ms, bytes = request.bytes,
-    model = request.model, message_count = request.message_count, flow = request.flow, level = request.level,
-    units = request.units, attempt = request.attempt, fence = request.fence,
-    gateway = request.gateway, dispatcher = request.dispatcher, endpoint = request.endpoint,
-    claimed_ms = request.claimed_ms, claim_nonce = request.claim_nonce, probe_until = request.probe_until,
-    tries = request.tries, skip = request.skip, due_ms = request.due_ms, idempotency = request.idempotency,
-    detached = request.detached }))
+  server.call("HSET", keys.of(step.root, "request", request.id), "state", state, "record", encode(request))
 end
 
 --- queued -> leased.

@@ -184,7 +184,9 @@ end
 
 --- What the entry counts for under the bounds that are in force now.
 function rotation.units(step, head)
-  return math.max(step.config.cost_min, math.min(step.config.cost_max, head.cost))
+  local cost, config = head.cost, step.config
+  if cost > config.cost_max then return config.cost_max end
+  return cost < config.cost_min and config.cost_min or cost
 end
 
 --- A visit launched nothing because of credit alone.

@@ -244,7 +244,7 @@ function sections.endings(step, _, cursor, limit)
   local found = server.call("XREVRANGE", keys.of(step.root, "endings"), from, "-", "COUNT", limit)
   local rows, last = {}, ""
   for at, record in ipairs(found) do
-    local row = { record_id = record[1] }
+    local row = { record_id = record[1], chunks = 0 }
     for cell = 1, #record[2], 2 do
       local name, value = record[2][cell], record[2][cell + 1]
       local kind = ENDING_FIELDS[name]

@@ -17,7 +17,7 @@ function step.begin(root)
   return { root = root, now = clock.now_ms(), config = config, group = record, pools = {}, endpoints = {}, ended = 0 }
 end
 
---- Write everything back.
+--- Write everything back. The records are used up by that: what is answered from them is taken before.
 function step.save(self)
   pools.save(self)
   endpoints.save(self)

@@ -11,6 +11,7 @@ import msgspec
 
 from dispatch.fabric import functions as f
 from dispatch.fabric.calls import FunctionCall
+from dispatch.fabric.layouts import read_record
 from dispatch.fabric.records import Lease, Outcome, Settlement, Submission
 from dispatch.fabric.schema import key
 from scripts.bench.server import BenchServer
@@ -67,7 +68,7 @@ class Line:
         for _ in range(0, count, 100_000):
             self.server.client.execute_command("FCALL", "dispatch_fill", 1, waiting, 100_000, 1_000_000)
         name = key(self.group, "pool", pool=pool)
-        record = msgspec.msgpack.decode(self.server.client.hget(name, "record"))
+        record = read_record("pool", self.server.client.hget(name, "record"))
         record["depth"] += count
         record["bytes"] += count * len(BODY)
         record["levels"][1] += count

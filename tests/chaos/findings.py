@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -97,7 +97,7 @@ def _lasting(url: str, pools: Iterable[str]) -> dict[str, Any]:
 
 
 def _record(fields: dict[bytes, bytes]) -> Record:
-    text = {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()}
+    text = defaultdict(str, {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()})
     envelope = json.loads(text["envelope"]) if text["envelope"] else {}
     return Record(
         request_id=text["request_id"],

@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from dispatch.fabric import functions as f
+from dispatch.fabric.layouts import read_record
 from dispatch.fabric.records import Repair
 from dispatch.fabric.schema import LIMITS, key
 from tests.support.fleet import Fleet
@@ -181,7 +182,7 @@ def deepen(client: redis.Redis, group: str, count: int) -> None:
     for _ in range(0, count, 10_000):
         client.rpush(waiting, *[f"1|{10_000_000 + at}|1|9999999999999|2|none" for at in range(10_000)])
     name = key(group, "pool", pool="default")
-    record = msgspec.msgpack.decode(client.hget(name, "record"))
+    record = read_record("pool", client.hget(name, "record"))
     record["depth"] += count
     record["levels"][1] += count
     client.hset(name, "record", msgspec.msgpack.encode(record))

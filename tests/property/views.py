@@ -13,6 +13,7 @@ import redis
 
 from dispatch.contract import Attempt
 from dispatch.fabric.frames import decode_frame
+from dispatch.fabric.layouts import read_record
 from dispatch.fabric.schema import key
 from tests.model import line, retries
 from tests.model.flows import SHARED
@@ -41,8 +42,7 @@ class ServerEye:
 
     def record(self, key_: str) -> View:
         """Read the packed record of a hash."""
-        found: View = msgspec.msgpack.decode(self.client.hget(key_, "record"))
-        return found
+        return read_record(key_.split(":")[3], self.client.hget(key_, "record"))
 
     def change(self, key_: str, fields: View) -> None:
         """Overwrite fields of the packed record of a hash."""
@@ -99,7 +99,7 @@ class ServerEye:
         record, config, generation = next(answers)
         fifo = msgspec.msgpack.decode(config)["policy"] == "fifo"
         rotation, heads, leases, deadlines, self.timers, chores, dead = (_scores(next(answers)) for _ in range(7))
-        group = msgspec.msgpack.decode(record)
+        group = read_record("group", record)
         view: View = {
             "group": _group_view(group, int(generation)),
             "line": heads if fifo else rotation,
@@ -118,7 +118,7 @@ class ServerEye:
         for name in pools:
             packed, returned, tags, idle = (next(answers) for _ in range(4))
             lists = {listed: next(answers) for listed in _lists(twin.pools[name])}
-            record = msgspec.msgpack.decode(packed)
+            record = read_record("pool", packed)
             assert (
                 sum(lists.values()) + returned
                 == record["depth"] + record["tombstones"]
@@ -150,7 +150,7 @@ def _group_view(record: View, generation: int) -> View:
     return view | {
         "generation": generation,
         "pass": (record.get("pass_limit"), record.get("pass_visits"), set(record.get("pass_held", ()))),
-        "sleepers": set(record["sleepers"]),
+        "sleepers": set(record.get("sleepers", ())),
         "last_beat_ms": record["last_beat"],
         "grace_until_ms": record["grace_until"],
         "delayed": record["delayed"],
@@ -205,7 +205,7 @@ def _request_view(found: list[bytes | None]) -> View | None:
     if found[0] is None:
         return None
     state, ending = found[0].decode(), (found[2] or b"").decode()
-    record = msgspec.msgpack.decode(found[1] or b"")
+    record = read_record("request", found[1] or b"")
     view = {"state": state, "ending": ending, "attempt": record["attempt"], "pool": record["pool"]}
     if state == "leased":
         view |= {name: record[name] for name in ("fence", "gateway", "endpoint")}
@@ -215,7 +215,7 @@ def _request_view(found: list[bytes | None]) -> View | None:
 
 def _ending(fields: dict[bytes, bytes]) -> View:
     names = ("request_id", "ending", "outcome", "pool", "gateway", "attempt", "tries")
-    return {name: fields[name.encode()].decode() for name in names}
+    return {name: fields.get(name.encode(), b"").decode() for name in names}
 
 
 def _move(fields: dict[bytes, bytes]) -> tuple[str, ...] | None:

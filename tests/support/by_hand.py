@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dispatch.fabric import functions as f
+from dispatch.fabric.layouts import read_record
 from dispatch.fabric.records import Heartbeat, Lease, Outcome, Settlement, Submission
 from dispatch.fabric.schema import LIMITS, key
 from dispatch.fabric.sync import BlockingConnection
@@ -93,7 +94,7 @@ class ByHand:
         """Write into a packed record past the library: `name` is the key's (group, pool, endpoint)."""
         with eye(self.url) as client:
             where = key(self.group, name, **parts)
-            record = msgspec.msgpack.decode(client.hget(where, "record")) | change
+            record = read_record(name, client.hget(where, "record")) | change
             client.hset(where, "record", msgspec.msgpack.encode(record))
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
 import redis
 
+from dispatch.fabric.layouts import read_record
 from dispatch.fabric.schema import key
 from tests.support.producing import eye
 
@@ -24,9 +24,10 @@ def counters_above_zero(url: str, group: str) -> dict[str, Any]:
     with eye(url) as client:
         for name in _EMPTY:
             found[name] = _size(client, key(group, name))
-        for record_key in [key(group, "group"), *(one for name in _FAMILIES for one in _family(client, group, name))]:
+        records = [(name, one) for name in _FAMILIES for one in _family(client, group, name)]
+        for kind, record_key in [("group", key(group, "group")), *records]:
             packed = client.hget(record_key, "record")
-            record = msgspec.msgpack.decode(packed) if packed else {}
+            record = read_record(kind, packed) if packed else {}
             found |= {f"{record_key} {name}": record.get(name, 0) for name in _RUNNING}
             found[f"{record_key} levels"] = sum(record.get("levels", ()))
     return {name: value for name, value in found.items() if value != 0}
