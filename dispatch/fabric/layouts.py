@@ -38,6 +38,11 @@ class Layout:
         return len(self.numbers) + len(self.optional) + len(self.flags) + sum(self.rows.values())
 
     @property
+    def least(self) -> dict[str, Any]:
+        """What a record has that is told of nothing: its numbers, texts and tables are always there."""
+        return dict.fromkeys(self.numbers, 0) | dict.fromkeys(self.texts, "") | {name: {} for name in self.tables}
+
+    @property
     def _cells(self) -> list[tuple[str, str]]:
         """Name of a local variable for each field, and the Lua that makes the field of it."""
         return [
@@ -61,11 +66,12 @@ class Layout:
     def _values(self) -> list[str]:
         rows = [f"record.{name}[{at}]" for name, count in self.rows.items() for at in range(1, count + 1)]
         return [
-            *(f"record.{name} or 0" for name in self.numbers),
+            *(f"record.{name}" for name in self.numbers),
             *(f"record.{name} or {_ABSENT}" for name in self.optional),
             *(f"record.{name} and 1 or 0" for name in self.flags),
             *rows,
-            *(f'#(record.{name} or ""), record.{name} or ""' for name in [*self.texts, *self.optional_texts]),
+            *(f"#record.{name}, record.{name}" for name in self.texts),
+            *(f'#(record.{name} or ""), record.{name} or ""' for name in self.optional_texts),
         ]
 
     def lua_lines(self, name: str) -> Iterator[str]:
@@ -75,7 +81,7 @@ class Layout:
         yield f"  {name} = {{"
         yield f"    texts_at = {2 + 8 * self.doubles},"
         yield "    decode = function(text)"
-        yield f"      if string.byte(text) ~= {self.marker} then return with_tables(map(text), {name}_tables) end"
+        yield f"      if string.byte(text) ~= {self.marker} then return filled(map(text), {name}_least) end"
         yield f'      local {", ".join(self._variables)}, at = struct.unpack("<x{form}", text)'
         yield f"      local record = {{ {', '.join(f'{name} = {cell}' for name, cell in self._cells)} }}"
         yield "      if at <= #text then"
@@ -100,10 +106,10 @@ class Layout:
 
     def read(self, raw: bytes) -> dict[str, Any]:
         """Read a packed record; numbers that are whole are ints, what is absent is left out."""
-        record: dict[str, Any] = {name: {} for name in self.tables}
+        record = self.least
         if raw[0] != self.marker:
-            record |= msgspec.msgpack.decode(raw)
-            return record
+            stored: dict[str, Any] = msgspec.msgpack.decode(raw)
+            return record | stored
         at = 1 + 8 * self.doubles
         values: list[Any] = [_whole(value) for value in struct.unpack_from(f"<{self.doubles}d", raw, 1)]
         texts = [*self.texts, *self.optional_texts]
@@ -134,12 +140,14 @@ def lua_lines(schema: dict[str, Any]) -> Iterator[str]:
     yield "  local found = cmsgpack.unpack(text)"
     yield "  return type(found) == 'table' and next(found) ~= nil and found or nil"
     yield "end"
-    yield "local function with_tables(record, names)"
-    yield "  for _, name in ipairs(record and names or {}) do record[name] = record[name] or {} end"
+    yield "local function filled(record, least)"
+    yield "  for name, value in pairs(record and least or {}) do"
+    yield "    if record[name] == nil then record[name] = type(value) == 'table' and {} or value end"
+    yield "  end"
     yield "  return record"
     yield "end"
     for name, layout in layouts(schema).items():
-        yield f"local {name}_tables = {lua_value(list(layout.tables))}"
+        yield f"local {name}_least = {lua_value(layout.least)}"
     yield 'modules["records"] = {'
     yield "  map = map,"
     for name, layout in layouts(schema).items():
