@@ -22,7 +22,7 @@ end
 
 -- What most endings have nothing to say about is left out when it is empty.
 local function add(cells, name, value)
-  if value == nil or value == "" then return end
+  if not value or value == "" then return end
   local at = #cells
   cells[at + 1], cells[at + 2] = name, value
 end
