@@ -275,12 +275,18 @@ def test_commas_up_to_the_bound_are_counted_exactly() -> None:
 # An independent reader: the standard library, strict, all members of an object kept.
 
 
+class _Whole(str):
+    """A whole number of any length, as it was written."""
+
+    __slots__ = ()
+
+
 def strictly(body: bytes) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(name)
 
     return json.loads(
-        body.decode("utf-8"), object_pairs_hook=lambda pairs: ("object", pairs), parse_constant=refuse, parse_int=str
+        body.decode("utf-8"), object_pairs_hook=lambda pairs: ("object", pairs), parse_constant=refuse, parse_int=_Whole
     )
 
 
@@ -299,8 +305,7 @@ def acceptable(body: bytes) -> bool:
         and isinstance(members.get("messages"), list)
         and (stream is None or isinstance(stream, bool))
         and isinstance(model, str)
-        # a number is a str here, as parse_int made it: tell them apart by the digits
-        and not model.lstrip("-").isdigit()
+        and not isinstance(model, _Whole)
         and bool(model.strip())
         and not any(0xD800 <= ord(character) <= 0xDFFF or character == "\ufffd" for character in model)
     )
