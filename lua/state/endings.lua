@@ -88,7 +88,8 @@ end
 -- Counters of queue and slots are the caller's: it knows where the request stood.
 function endings.finish(step, request, ending, facts)
   append(step, request, ending, facts)
-  local told = schema.endings[ending].told and not request.detached and request.producer ~= ""
+  -- A producer that was taken for gone may be back by now: then it waits for word of this.
+  local told = ending ~= "reply_dropped" and not request.detached and request.producer ~= ""
     and producers.alive(step, request.producer)
   local kept = results.wanted(request)
   if told or kept then

@@ -89,6 +89,17 @@ def test_a_producer_that_is_gone_is_told(stream: Stream) -> None:
     assert stream.append(0, b"a") == "PRODUCER_GONE"
 
 
+def test_a_producer_that_was_taken_for_gone_and_is_back_hears_of_the_end(stream: Stream) -> None:
+    """Between the word to the gateway and its settle: a look at the request there finds it running, and waits on."""
+    marker = key(stream.fleet.group, "alive", producer=stream.lease.producer_id)
+    stream.client.rename(marker, f"{marker}:away")
+    assert stream.append(0, b"a") == "PRODUCER_GONE"
+    stream.client.rename(f"{marker}:away", marker)
+    assert stream.settle(Outcome.PRODUCER_GONE, error_type="producer_gone") == "OK"
+    [frame] = stream.frames()
+    assert frame.startswith(f"terminal|{stream.request_id}|producer_gone|".encode())
+
+
 def test_a_producer_that_takes_nothing_is_slow_until_it_has_taken_something(valkey: ValkeyProcess) -> None:
     stream = Stream(valkey.url, max_stream_backlog_bytes=2000)
     assert stream.append(0, b"a" * 1900) == "OK"

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from tests.model import repeats
 from tests.model.records import Ended, Group, Request, Told
 
-UNTOLD = frozenset({"producer_gone", "reply_dropped"})
-"""Endings nobody is left to hear of."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """An ending and, where it took the place of another (`reply_dropped`), what would have been told."""
@@ -56,7 +52,8 @@ def finish(group: Group, request: Request, verdict: Verdict, now: int) -> None:
     ending, tries = verdict.ending, tuple(request.tries)
     outcome = verdict.outcome or ending
     group.ended.append(Ended(request.id, ending, outcome, request.pool_id, request.gateway, request.attempt, tries))
-    heard = ending not in UNTOLD and not request.submission.detached and alive(group, request.producer, now)
+    told = ending != "reply_dropped" and not request.submission.detached
+    heard = told and alive(group, request.producer, now)  # taken for gone, it may be back
     group.frame += heard or repeats.keeps(request)
     frame = Told(group.frame, request.id, outcome if ending == "reply_dropped" else ending, request.attempt, tries)
     if heard:
