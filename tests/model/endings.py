@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tests.model import repeats
 from tests.model.records import Ended, Group, Request, Told
 
+
 @dataclass(frozen=True)
 class Verdict:
     """An ending and, where it took the place of another (`reply_dropped`), what would have been told."""
