@@ -115,6 +115,19 @@ def test_many_passed_deadlines_are_reaped_in_bounded_steps(server: ValkeyProcess
     fleet.close()
 
 
+def test_the_largest_settle_and_claim(server: ValkeyProcess, watch: Stopwatch) -> None:
+    fleet = Fleet(server.url, {"default": {}}, slots=1_000)
+    fleet.submit("default", [1] * 1_000)
+    held = list(fleet.claim(LIMITS["claim_max"]))
+
+    def turn() -> None:
+        held[:] = fleet.settle(held, want=LIMITS["claim_max"])
+        assert len(held) == LIMITS["settle_max"]
+
+    assert watch.typical_ms(turn, 9) < CALL_MS
+    fleet.close()
+
+
 def test_a_thousand_pools_are_read_in_pages(server: ValkeyProcess, watch: Stopwatch) -> None:
     fleet = Fleet(server.url, MANY_POOLS)
     for pool in list(MANY_POOLS)[:200]:

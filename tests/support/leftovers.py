@@ -14,7 +14,18 @@ from tests.support.producing import eye
 _RUNNING = ("in_flight", "queued", "delayed", "kept", "depth", "bytes", "tombstones", "returned", "waiting")
 _EMPTY = ("leases", "deadlines", "rotation", "heads", "kept")
 # They describe the group and not a request. The streams are bounded in length.
-_LASTING = ("group", "generations", "endings", "deliveries", "events", "gateways", "wake", "timers", "chores")
+_LASTING = (
+    "group",
+    "generations",
+    "endings",
+    "deliveries",
+    "events",
+    "gateways",
+    "published",
+    "wake",
+    "timers",
+    "chores",
+)
 _FAMILIES = ("pool", "endpoint")
 
 
