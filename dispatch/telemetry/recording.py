@@ -47,7 +47,7 @@ class Recording:
             ConfigurationError: the URL is wrong.
         """
         if self._sinks:
-            self._connection = connection = await connect(self._url, client=self._client)
+            self._connection = connection = await connect(self._url, client="redis")
             quiet = replace(self._options, on_delivery=unnoticed)  # the first tells of deliveries: once is enough
             choices = [self._options, *[quiet] * (len(self._sinks) - 1)]
             self._recorders = [Recorder(connection, *each) for each in zip(choices, self._sinks, strict=True)]

@@ -24,8 +24,7 @@ class Sink(Protocol):
     Duties:
 
     1. Return when the whole batch is kept where it is meant to be, however often it is offered (spans keep their ids).
-    2. Raise `SinkAway` (or `HistoryUnavailable`) where a later attempt may help; any other error means that this batch
-       will never be taken.
+    2. Raise `SinkAway` where a later attempt may help; any other error means that this batch will never be taken.
     3. Let a cancellation through.
     """
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from dispatch.fabric import functions as f
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.records import Outcome
-from dispatch.fabric.schema import key
+from dispatch.fabric.schema import LIMITS, key
 from dispatch.telemetry.recorder import Recorder, RecorderOptions, RecorderStats
 from dispatch.telemetry.sinks import SinkAway, ThreadSink
 from tests.support.by_hand import ByHand
@@ -153,7 +153,7 @@ async def test_what_a_dead_process_had_read_is_taken_over(hand: ByHand) -> None:
     async with recording(hand, sink, claim_idle_s=0.2) as recorder:
         await until(lambda: sink.requests() == Counter(ids))
         await until(lambda: pending(hand) == 0)
-        assert recorder.stats().claimed == 3
+        await until(seen(recorder, lambda now: now.claimed == 3))
 
 
 async def test_two_recorders_share_the_records_and_each_sink_gets_all(hand: ByHand) -> None:
@@ -226,6 +226,17 @@ async def test_streams_that_vanish_are_read_anew(hand: ByHand) -> None:
             client.delete(key(hand.group, "endings"), key(hand.group, "deliveries"))
         ids = end(hand, 2)
         await until(lambda: set(ids) <= set(sink.requests()))
+
+
+async def test_requests_go_first_until_much_waits_to_be_recorded(hand: ByHand) -> None:
+    connection = await connect(hand.url)
+    recorder = Recorder(connection, options(hand), Kept())
+    rests = []
+    for lag in (None, 0, LIMITS["endings_kept"] // 8, LIMITS["endings_kept"] // 4, LIMITS["endings_kept"]):
+        recorder._stats = RecorderStats("history", lag=lag)
+        rests.append(recorder._rest())
+    assert rests[0] == rests[1] > rests[2] > rests[3] == rests[4] == 0
+    await connection.aclose()
 
 
 async def test_a_blocking_function_is_a_sink(hand: ByHand) -> None:

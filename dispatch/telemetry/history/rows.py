@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import format_span_id, format_trace_id
 
@@ -28,7 +29,26 @@ def _text(value: Any) -> str:
 
 
 def _map(attributes: Attributes) -> dict[str, str]:
-    return {name: _text(value) for name, value in (attributes or {}).items()}
+    if not attributes:
+        return {}
+    return {name: value if type(value) is str else _text(value) for name, value in attributes.items()}
+
+
+class _Resources:
+    """The attributes of the resource that was asked for last: spans come by the thousand, of one and the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Resource | None, dict[str, str]] = None, {}
+
+    def __call__(self, span: ReadableSpan) -> dict[str, str]:
+        resource, found = self._last
+        if resource is not span.resource:
+            found = _map(span.resource.attributes)
+            self._last = span.resource, found
+        return found
+
+
+_resource_map = _Resources()
 
 
 def _parent(span: ReadableSpan) -> str:
@@ -54,11 +74,11 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[ReadableSpan], Any]]]] = {
     "SpanKind": ("LowCardinality(String)", lambda span: span.kind.name.capitalize()),
     "ServiceName": (
         "LowCardinality(String)",
-        lambda span: _text(span.resource.attributes.get(_SERVICE_NAME, "")),
+        lambda span: _resource_map(span).get(_SERVICE_NAME, ""),
     ),
     "ResourceAttributes": (
         "Map(LowCardinality(String), String)",
-        lambda span: _map(span.resource.attributes),
+        _resource_map,
     ),
     "ScopeName": ("String", lambda span: _scope(span, "name")),
     "ScopeVersion": ("String", lambda span: _scope(span, "version")),
