@@ -29,6 +29,10 @@ _COMMANDS = {
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
     "history": ("dispatch.cli.history", "What has ended: lists, percentiles, errors, tokens and shares."),
     "keys": ("dispatch.cli.keys", "Create, list and revoke the bearer keys of a group's callers."),
+    "metrics": (
+        "dispatch.cli.metrics",
+        "Print a Grafana dashboard, Prometheus alert rules, the list of metrics.",
+    ),
     "pools": ("dispatch.cli.pools", "List pools and what holds them up; pause, resume, drain or purge one."),
     "requests": ("dispatch.cli.requests", "List requests that run and wait, and say where one is."),
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),

@@ -32,7 +32,8 @@ from dispatch.ingress.state import IngressState
 from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
 from dispatch.telemetry.endings_log import EndingsLog
-from dispatch.telemetry.metrics import GroupReader, Metrics
+from dispatch.telemetry.metrics.exporting import Metrics
+from dispatch.telemetry.metrics.reading import GroupReader
 from dispatch.telemetry.recorder import unnoticed
 from dispatch.telemetry.tracing import set_up_tracing
 

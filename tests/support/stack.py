@@ -20,7 +20,8 @@ from dispatch.ingress import IngressSettings, IngressState, create_app
 from dispatch.ingress.authority import Authority, KeysMode
 from dispatch.ingress.waits import Waits
 from dispatch.producer.client import DispatchClient
-from dispatch.telemetry.metrics import GroupReader, Metrics
+from dispatch.telemetry.metrics.exporting import Metrics
+from dispatch.telemetry.metrics.reading import GroupReader
 from tests.support.front import serving
 from tests.support.groups import configure, default_document, unique_group
 from tests.support.producing import eye

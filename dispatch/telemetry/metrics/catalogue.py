@@ -25,6 +25,9 @@ QUICK_SECONDS: Final = (
 """Bounds for a call to Valkey."""
 
 
+_SUFFIXES = {"s": "_seconds", "By": "_bytes"}
+
+
 class Family(NamedTuple):
     """One metric. `bounds` are those of a histogram's buckets."""
 
@@ -34,6 +37,13 @@ class Family(NamedTuple):
     labels: tuple[str, ...]
     says: str
     bounds: tuple[float, ...] = SECONDS
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the names of its samples, as Prometheus shows them."""
+        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
+        if self.kind == "histogram":
+            return f"{name}_bucket", f"{name}_count", f"{name}_sum"
+        return (f"{name}_total" if self.kind == "counter" else name,)
 
 
 CATALOGUE: Final[dict[str, Family]] = {}

@@ -84,6 +84,7 @@ class Counting(Observer):
         """Count a result; if it ended the request, how long everything took."""
         self._then.settled(lease, item, word, server_ms)
         pool = lease.pool_id
+        self._know(pool)
         if word == "LEASE_LOST":
             self._lost.add(pool, "unsettled")
             return
@@ -99,6 +100,7 @@ class Counting(Observer):
 
     def lease_lost(self, lease: Lease, reason: str) -> None:
         """Count a lost lease."""
+        self._know(lease.pool_id)
         self._lost.add(lease.pool_id, reason)
 
     def woke(self, source: str) -> None:
@@ -115,6 +117,14 @@ class Counting(Observer):
         self._http.add(operation, str(status))
         if reason:
             self._refused.add(reason)
+
+    def _know(self, pool: str) -> None:
+        """Let the rare counters of a pool begin at 0, so that a rate sees their first event."""
+        if (pool, "lost") not in self._lost.values:
+            for reason in ("lost", "fenced", "unsettled"):
+                self._lost.add(pool, reason, by=0)
+            for kind in _AGAIN.values():
+                self._again.add(pool, kind, by=0)
 
     def delivered(self, pool: str, seconds: float) -> None:
         """Count how long a reply took to its producer."""

@@ -32,11 +32,11 @@ NEEDS_GROUP = [
 COMMANDS = [
     "dev", "gateway", "simulate", "studio", "history init", "history serve", "history list", "history show",
     "history stats", "history series", "history errors", "history tokens", "history shares", "history gateways",
-    "history verify",
+    "history verify", "metrics dashboard", "metrics alerts", "metrics list",
     "scripts load", "scripts status", "scripts diff", "scripts print", "config apply",
     "config diff", *(re.sub(r"( --name)? (1|\S+=\S+|default)$", "", command) for command in NEEDS_GROUP),
 ]  # fmt: skip
-GROUPS = ["config", "dead", "history", "keys", "pools", "requests", "scripts"]
+GROUPS = ["config", "dead", "history", "keys", "metrics", "pools", "requests", "scripts"]
 LISTINGS = ["--help", "--version", "scripts print", *NEEDS_SERVER]
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from dispatch.errors import DispatchError, FabricUnavailable
-from dispatch.telemetry.metrics import CATALOGUE, GroupReader
 from dispatch.telemetry.metrics import catalogue as c
-from dispatch.telemetry.metrics.catalogue import Family
+from dispatch.telemetry.metrics.catalogue import CATALOGUE, Family
 from dispatch.telemetry.metrics.group import read_group
-from dispatch.telemetry.metrics.reading import Look
+from dispatch.telemetry.metrics.reading import GroupReader, Look
 from dispatch.telemetry.metrics.tallies import Buckets, Capped, Labels, Value
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,1 @@
+"""What Prometheus and Grafana are given: alert rules, and a dashboard to import. Printed by `dispatch metrics`."""
