@@ -87,12 +87,12 @@ class _Process:
         self._settings = settings
         self._listener = listener
         # Made first: telemetry is there before anything happens.
+        self._tracing = set_up_tracing(settings.gateway_id)
         self._observer: Observer = EndingsLog()
         self._metrics: Metrics | None = None
         if settings.metrics != "off":
-            self._metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group, then=self._observer)
+            self._metrics = Metrics(self._tracing.resource, settings.fabric_group, then=self._observer)
             self._observer = self._metrics.counting
-        self._tracing = set_up_tracing(settings.gateway_id)
         heard = unnoticed if self._metrics is None else self._metrics.counting.delivered
         self._recording = recording_of(settings, self._tracing, heard)
         self._history = history_of(settings)  # one to ask: what is written has its own

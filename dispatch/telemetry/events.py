@@ -33,6 +33,8 @@ EVENTS: Final[dict[str, str]] = {
     "group_configured_by_default": "the group had no config and got the default one",
     "group_configured_by_another": "somebody else configured it first",
     "endpoint_url_unused": "the group has a config, so the setting for a first one does nothing",
+    "metrics_exported_again": "it does again",
+    "metrics_not_exported": "the collector does not take metrics",
     "metrics_without_group": "a scrape could not read the group's state",
     # Requests.
     "attempt_settled": "what an attempt came to (outcome) and what the server made of it (answer)",

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry.sdk.resources import Resource
+
 from dispatch.config import GatewaySettings
 from dispatch.fabric import functions
 from dispatch.fabric.api_keys import Grant, NewKey, new_key
@@ -109,7 +111,7 @@ async def stack(
     if not group:
         group = unique_group()
         configure(valkey_url, group, default_document(endpoint_url) | document)
-    counts = Metrics(gateway_id="gw", group=group) if metrics else None
+    counts = Metrics(Resource.create(), group) if metrics else None
     observer = NOBODY if counts is None else counts.counting
     way = through or valkey_url
     gateway = Gateway(GatewaySettings(valkey_url=way, fabric_group=group, drain_timeout_ms=500), observer=observer)

@@ -7,16 +7,16 @@ beside whatever comes of the provider's own instruments.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Protocol
 
 import anyio.to_thread
 import structlog
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
@@ -32,6 +32,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from dispatch.contract import CONTRACT_VERSION
+from dispatch.errors import ConfigurationError
 from dispatch.fabric.library import current_library, package_version
 from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.telemetry import names
@@ -47,6 +48,10 @@ from dispatch.telemetry.recorder import RecorderStats
 log = structlog.get_logger(__name__)
 
 _LAST_EXPORT_MS = 500
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP = "http/protobuf"
+_OUTAGE_LOGS = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk.metrics")
 _TOO_OLD_S = 5.0
 """A look at the group that is older is none: what it says is left out."""
 
@@ -81,8 +86,12 @@ class Metrics:
     `counting` is the observer to hand around. `attach` says whose state is shown; before it, only counts are.
     """
 
-    def __init__(self, *, gateway_id: str = "", group: str = "", then: Observer = NOBODY) -> None:
-        """Name this process in what it sends. `then` is told of results, too."""
+    def __init__(self, resource: Resource, group: str, *, then: Observer = NOBODY) -> None:
+        """Count for a process (`resource`) of a group. `then` is told of results, too.
+
+        Raises:
+            ConfigurationError: a variable `OTEL_*` asks for what is not there.
+        """
         self.counting = Counting(then)
         self._status: Callable[[], Standing | None] = lambda: None
         self._standing: Standing | None = None
@@ -97,7 +106,6 @@ class Metrics:
         exporter = _otlp_exporter()
         if exporter is not None:
             readers.append(PeriodicExportingMetricReader(_Exporter(exporter, self._refresh, self._add)))
-        resource = Resource.create({"service.name": names.SCOPE, "service.instance.id": gateway_id} | _own_names())
         self._provider = MeterProvider(readers, resource=resource.merge(Resource({names.FABRIC_GROUP_ID: group})))
         self._describe()
 
@@ -194,19 +202,28 @@ class _Page(PrometheusMetricReader):
 
 
 class _Exporter(MetricExporter):
-    """Another exporter, with ours beside what was collected."""
+    """Another exporter, with ours beside what was collected. An outage of the collector is logged once."""
 
     def __init__(self, inner: MetricExporter, refresh: Callable[[], None], add: Callable[[MetricsData], None]) -> None:
         super().__init__()
         self._inner = inner
         self._refresh = refresh
         self._add = add
+        self._away = False
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Export what was collected, and ours."""
         self._refresh()
         self._add(metrics_data)
-        return self._inner.export(metrics_data, timeout_millis, **kwargs)
+        result = self._inner.export(metrics_data, timeout_millis, **kwargs)
+        away = result is not MetricExportResult.SUCCESS
+        if away is not self._away:
+            self._away = away
+            if away:
+                log.warning("metrics_not_exported")
+            else:
+                log.info("metrics_exported_again")
+        return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Flush the other exporter."""
@@ -217,17 +234,28 @@ class _Exporter(MetricExporter):
         self._inner.shutdown(timeout_millis, **kwargs)
 
 
-def _own_names() -> dict[str, str]:
-    """Return what `OTEL_SERVICE_NAME` says, which goes before ours."""
-    given = os.environ.get("OTEL_SERVICE_NAME", "")
-    return {"service.name": given} if given else {}
+def _otlp_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter | None:
+    """Return an exporter if the standard variables ask for one: an endpoint is given, or OTLP by name.
 
-
-def _otlp_exporter() -> MetricExporter | None:
-    """Return an exporter if the standard variables ask for one: an endpoint is given, or OTLP by name."""
-    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
-    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if disabled or not (wanted == "otlp" or (endpoint and not wanted)):
+    Raises:
+        ConfigurationError: they ask for what is not there.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
+    wanted = environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
+    if not wanted:
+        wanted = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
+    words = {word.strip() for word in wanted.split(",")} - {"", "none", "prometheus"}  # the page is there anyway
+    if not words <= {"otlp"}:
+        raise ConfigurationError(f"OTEL_METRICS_EXPORTER: {wanted!r} is not allowed; otlp, prometheus or none is")
+    if not words:
+        return None
+    for name in _PROTOCOLS:
+        if (protocol := environ.get(name) or _HTTP) != _HTTP:
+            raise ConfigurationError(f"{name}: {protocol!r} is not allowed; {_HTTP} is (port 4318 of a collector)")
+    for name in _OUTAGE_LOGS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Only where it is wanted: it loads an HTTP stack of its own.
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - see above
+
     return OTLPMetricExporter()
