@@ -31,7 +31,7 @@ def recording_of(
         on_delivery=on_delivery,
     )
     sinks = (*_history(settings), *tracing.sinks)
-    return Recording(settings.require_valkey_url(), settings.valkey_client, options, sinks)
+    return Recording(settings.require_valkey_url(), options, sinks)
 
 
 def history_of(settings: GatewaySettings) -> HistoryStore | None:

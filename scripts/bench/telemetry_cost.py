@@ -114,7 +114,7 @@ async def serve(url: str, mode: str, history: str) -> None:
     settings = GatewaySettings(valkey_url=url, fabric_group=GROUPS[mode], slots=OUTSTANDING)
     metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group) if on else None
     options = RecorderOptions(group=settings.fabric_group, consumer=settings.gateway_id, resource=Resource.create())
-    recording = Recording(url, settings.valkey_client, options, [sink_of(history)] if on else [])
+    recording = Recording(url, options, [sink_of(history)] if on else [])
     observer = NOBODY if metrics is None else metrics.counting
     async with recording, Gateway(settings, executor=NoopExecutor(b"y" * BODY_BYTES), observer=observer):
         await anyio.sleep_forever()

@@ -183,6 +183,33 @@ async def test_http_continues_the_callers_trace_and_the_endpoint_continues_ours(
         assert attributes(process)[names.CALLER_REQUEST_ID] == attributes(send)[names.CALLER_REQUEST_ID] == "mine"
 
 
+async def test_each_attempt_is_a_span_of_its_own_that_its_endpoint_continues(valkey, produced) -> None:
+    busy = json_answer(b'{"error":{"message":"later"}}', status="503 Service Unavailable")
+    pools = [{"pool_id": "default", "max_attempts": 2, "retry_base_ms": 1, "retry_cap_ms": 1}]
+    async with (
+        StubBackend([busy, json_answer(b"{}")]) as stub,
+        recorded(valkey.url, f"{stub.url}/v1", pools=pools, hold_max_ms=100) as (path, sink),
+    ):
+        await path.client.complete(model="m", messages=MESSAGES)
+        await until(lambda: len(sink.spans) == 4)
+        [process], (first, second) = sink.of("process"), sink.of("chat")
+        assert [seen.header("traceparent")[36:52] for seen in stub.requests] == [
+            f"{span.context.span_id:016x}" for span in (first, second)
+        ]
+        assert {span.parent.span_id for span in (first, second)} == {process.context.span_id}
+        assert [span.status.status_code for span in (process, first, second)] == [
+            StatusCode.UNSET, StatusCode.ERROR, StatusCode.UNSET,
+        ]  # fmt: skip
+        failed, ran = attributes(first), attributes(second)
+        assert (failed[names.ATTEMPT], failed[names.STATUS]) == (1, 503)
+        assert failed[names.ERROR_TYPE] == "endpoint_overloaded"
+        assert failed[names.ERROR_MESSAGE] == "endpoint 'default' answered 503 Service Unavailable"
+        assert failed[names.SERVER_PORT] == ran[names.SERVER_PORT] == stub.port
+        assert (ran[names.ATTEMPT], ran[names.STATUS]) == (2, 200)
+        assert first.end_time <= second.start_time
+    assert len(produced.get_finished_spans()) == 1
+
+
 async def test_without_a_provider_the_callers_context_travels_and_nothing_is_made_up(valkey) -> None:
     given = f"00-{TRACE}-{PARENT}-00"
     async with StubBackend(json_answer(b'{"choices":[]}')) as stub, recorded(valkey.url, f"{stub.url}/v1") as at:
