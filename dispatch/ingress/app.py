@@ -9,15 +9,17 @@ Where keys are asked for, they are checked before anything of a body is read; he
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from dispatch.contract import Operation
 from dispatch.contract.answer_fields import Ids, raw_fields
@@ -42,16 +44,34 @@ _BASES = ("", "/pools/{pool}")
 _OWN_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
+class _Front(FastAPI):
+    """Lets calls through to their route at once: what a framework wraps around a request is an eighth of a call's cost.
+
+    `calls` are routes by path. They tell their own errors; all the rest, and all of `/pools`, takes the usual way.
+    """
+
+    def __init__(self, calls: Mapping[str, CallRoute], **more: Any) -> None:
+        super().__init__(**more)
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        route = self._calls.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (super().__call__ if route is None else route)(scope, receive, send)
+
+
 def create_app(state: IngressState) -> FastAPI:
     """Make the application. Its lifespan closes what it opens; `state`'s parts are opened and closed by the caller."""
     models = ModelList(state.gateway, state.settings.models_timeout_s)
+    calls: dict[str, CallRoute] = {}
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
         await models.aclose()
 
-    app = FastAPI(
+    app = _Front(
+        calls,
         title="Fabric Dispatch",
         docs_url=None,
         redoc_url=None,
@@ -63,6 +83,7 @@ def create_app(state: IngressState) -> FastAPI:
     noting = Noting(state.observer)
     for operation in Operation:
         route = CallRoute(operation, state, held, noting)
+        calls[f"/v1/{operation.path}"] = route
         for base in _BASES:
             app.router.routes.append(Route(f"{base}/v1/{operation.path}", route, methods=["POST"]))
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -39,6 +40,7 @@ FRESH_S = 2.0
 KNOWN_S = 60.0
 """How long it is good for telling a right key from a wrong one while Valkey is away."""
 
+_now = time.monotonic
 _AHEAD_S = 1.0
 _ANSWER_S = 0.6
 _AGAIN_S = 0.2  # what is not found is looked up anew, but made-up keys shall not keep Valkey busy
@@ -164,12 +166,12 @@ class Authority:
         if self._read is None:
             return ANYBODY
         if not self._asks:
-            if not await self._have(anyio.current_time() - FRESH_S):
+            if not await self._have(_now() - FRESH_S):
                 raise self._why_not()
             if not self._asks:  # the group has no key
                 return ANYBODY
         token = _shown(headers)
-        came_at = anyio.current_time()
+        came_at = _now()
         fresh = await self._have(came_at - FRESH_S)
         principal = self._of(token)
         if principal is None and fresh and await self._have(came_at):
@@ -199,7 +201,7 @@ class Authority:
 
     async def _have(self, since: float) -> bool:
         """Have the keys as they stood at `since` or later; returns whether that is so."""
-        if anyio.current_time() - self._read_at > _AHEAD_S:
+        if _now() - self._read_at > _AHEAD_S:
             self._begin()
         while self._read_at < since:
             before = self._read_at
@@ -217,8 +219,8 @@ class Authority:
     async def _read_all(self) -> None:
         assert self._read is not None  # noqa: S101 - for the type checker: nothing calls this without it
         try:
-            await anyio.sleep(max(0.0, self._sent_at + _AGAIN_S - anyio.current_time()))
-            self._sent_at = sent_at = anyio.current_time()
+            await anyio.sleep(max(0.0, self._sent_at + _AGAIN_S - _now()))
+            self._sent_at = sent_at = _now()
             self._problem = None
             with anyio.move_on_after(_ANSWER_S):
                 records = await self._read()

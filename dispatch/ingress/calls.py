@@ -63,7 +63,7 @@ class CallRoute:
         headers = collect(scope["headers"])
         upload = Upload(headers, receive, self._state.settings)
         ids = Ids(caller_request_id(headers))
-        incoming = _Incoming(headers, scope["path_params"].get("pool"), receive, upload)
+        incoming = _Incoming(headers, scope.get("path_params", {}).get("pool"), receive, upload)
         try:
             outcome = await self._outcome(incoming, send)
             if outcome is None:

@@ -30,6 +30,9 @@ _LINGER_S = 1.0
 _PIPELINED_MAX = 32
 """Requests of one connection that wait for their answers; what a client sends beyond is not read."""
 
+_CONTINUE = b"HTTP/1.1 100"
+_JOINED_BYTES = 64 * 1024  # copying more costs more than a second write
+
 
 class HttpProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`. No WebSockets.
@@ -123,6 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is newest:
             return
+        self.cycle.transport = HeadWithBody(self.transport)
         self._framing.last = not self.cycle.keep_alive
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
@@ -212,6 +216,41 @@ class HttpProtocol(HttpToolsProtocol):
         # A socket closed with unread bytes in it is reset, and a reset throws the answer away at the client.
         self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.abort)
+
+
+class HeadWithBody(asyncio.Transport):
+    """What a cycle writes to: the head of its answer goes out with the first piece of the body, as ASGI has it.
+
+    Two writes are two system calls, and wake the client twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write `data`; the head of an answer with what follows it."""
+        if self._head is None and not data.startswith(_CONTINUE):  # type: ignore[union-attr]  # uvicorn writes bytes
+            self._head = bytes(data)
+            return
+        if self._head:
+            if len(data) <= _JOINED_BYTES:
+                data = self._head + data
+            else:
+                self._transport.write(self._head)
+            self._head = b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close; a head that nothing followed is written before."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed."""
+        return self._transport.is_closing()
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

@@ -38,6 +38,8 @@ class StreamWriter:
                 return answer
             fields = raw_fields(answer, Ids(self.caller_request_id, stream.request_id))
             await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+            if not served.first:  # what follows may take a while, and the head goes out with the body's first piece
+                await send({"type": "http.response.body", "body": b"", "more_body": True})
             while not served.over:
                 piece = await self._next_piece()
                 if piece or served.over:

@@ -43,7 +43,7 @@ class Keys:
 
 
 class Clock:
-    """The event loop's time, as far as the authority sees it."""
+    """The time, as far as the authority sees it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     async def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(module.anyio, "current_time", clock)
+    monkeypatch.setattr(module, "_now", clock)
     monkeypatch.setattr(module.anyio, "sleep", sleep)
     monkeypatch.setattr(module.anyio, "move_on_after", lambda _: anyio.CancelScope())
     return clock
