@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from http import HTTPStatus
@@ -110,18 +111,19 @@ class EndpointClient:
         return read_metrics(found.body, gauge.names)
 
     async def _run(self, endpoint: Endpoint, request: httpx.Request, deadline_s: float) -> Execution:
-        started = anyio.current_time()
+        now = asyncio.get_running_loop().time
+        started = now()
         found = await self._ask(endpoint, request, deadline_s)
         execution = read_failure(found, endpoint) if isinstance(found, Failure) else read_answer(found, endpoint)
         note_failure(endpoint, execution.head.error)
-        elapsed_ms = math.ceil((anyio.current_time() - started) * 1000)
+        elapsed_ms = math.ceil((now() - started) * 1000)
         return msgspec.structs.replace(execution, execution_ms=elapsed_ms)
 
     async def _ask(self, endpoint: Endpoint, request: httpx.Request, within_s: float) -> Answer | Failure:
         if not within_s > 0:  # also when it is no number
             return timed_out(endpoint, None, expired=True)
         transport = self._transport(request.url, use_proxy=endpoint.use_proxy)
-        return await exchange(transport, request, endpoint, anyio.current_time() + within_s)
+        return await exchange(transport, request, endpoint, asyncio.get_running_loop().time() + within_s)
 
     def _transport(self, url: httpx.URL, *, use_proxy: bool) -> AiohttpTransport:
         if self._closed:

@@ -59,6 +59,8 @@ class Runner:
         self._link = link
         self.holdings = holdings
         self._executor = executor
+        # Asked once: of a protocol Python looks at every member, which takes longer than reading some chunks.
+        self._streaming = executor if isinstance(executor, StreamingExecutor) else None
         self._settler = settler
         self._tasks: asyncio.TaskGroup | None = None
         self._begun = Begun()
@@ -239,12 +241,12 @@ class Runner:
 
     async def _stream(self, held: Held, envelope: RequestEnvelope, body: bytes, deadline_s: float) -> Execution:
         """Pass a stream on as it comes; returns when the fabric has all of it, so that its end is told last."""
-        if not isinstance(self._executor, StreamingExecutor):
+        if self._streaming is None:
             raise TypeError(f"{type(self._executor).__name__} cannot stream")
         held.streams = True
         channel = self.appender.open(held.lease)
         try:
-            async with await self._executor.stream(held.lease, envelope, body, deadline_s) as stream:
+            async with await self._streaming.stream(held.lease, envelope, body, deadline_s) as stream:
                 try:
                     async for payload in stream:
                         held.told = True
