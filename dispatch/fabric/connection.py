@@ -46,6 +46,13 @@ class Waiter(Protocol):
         """
         ...
 
+    async def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        """Wait as `wait` does, then read the first `count` elements of a list of the same group, in one round trip.
+
+        Elements come also when no token did. Raises as `wait`; what was read is lost then, and can be read again.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close the connection; a wait under way ends with `FabricUnavailable` or False."""
         ...

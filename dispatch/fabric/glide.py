@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ class GlideConnection:
     async def run(self, group: str, call: FunctionCall[T]) -> T:
         """Run one function for `group` and decode its answer."""
         if len(call.args) >= LONG_CALL_ARGS:
-            batch = self._batch()
+            batch = _batch(self._address)
             batch.custom_command(_words(call.command(group)))
             (answer,) = await self._exec(batch, call.function)
             return self._answer(call, answer)
@@ -81,7 +81,7 @@ class GlideConnection:
         """Run calls in one round trip, in order, not atomically; a call's own error stands at its place."""
         if not calls:
             return []
-        batch = self._batch()
+        batch = _batch(self._address)
         for call in calls:
             batch.custom_command(_words(call.command(group)))
         answers = await self._exec(batch)
@@ -106,7 +106,7 @@ class GlideConnection:
 
     async def run_then_read(self, group: str, call: FunctionCall[T], key: str, count: int) -> tuple[T, list[bytes]]:
         """Run one function, then read the first `count` elements of a list of `group`, in one round trip."""
-        batch = self._batch()
+        batch = _batch(self._address)
         batch.custom_command(_words(call.command(group)))
         batch.lrange(key, 0, count - 1)
         answer, frames = await self._exec(batch, call.function)
@@ -119,7 +119,7 @@ class GlideConnection:
         self, alive_key: str, session: str, replies_key: str, *, alive_ms: int, replies_ms: int
     ) -> None:
         """Write a producer's liveness marker and renew the expiry of its reply list, in one round trip."""
-        batch = self._batch()
+        batch = _batch(self._address)
         batch.set(alive_key, session, expiry=glide.ExpirySet(glide.ExpiryType.MILLSEC, alive_ms))
         batch.pexpire(replies_key, replies_ms)
         with self._errors():
@@ -184,9 +184,6 @@ class GlideConnection:
             await asyncio.wait({self._renewal})
         await self._client.close()
 
-    def _batch(self) -> Any:
-        return glide.ClusterBatch(is_atomic=False) if self._address.cluster else glide.Batch(is_atomic=False)
-
     async def _exec(self, batch: Any, function: str = "") -> list[Any]:
         with self._errors(function):
             answers: list[Any] = await self._client.exec(batch, raise_on_error=False)
@@ -237,11 +234,23 @@ class GlideWaiter:
     async def wait(self, key: str, seconds: float) -> bool:
         """Wait for a token on `key`, at most about `seconds`; returns whether one came."""
         seconds = bounded_wait(seconds)
+        return await self._ask(seconds, lambda client: client.blpop([key], seconds)) is not None
+
+    async def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        """Wait as `wait` does, then read the first `count` elements of a list, in one round trip."""
+        seconds = bounded_wait(seconds)
+        batch = _batch(self._address).blpop([key], seconds).lrange(list_key, 0, count - 1)
+        bound_ms = int((seconds + WAIT_MARGIN_S) * 1000)  # a batch knows of no commands that wait
+        options = (glide.ClusterBatchOptions if self._address.cluster else glide.BatchOptions)(timeout=bound_ms)
+        answers = await self._ask(seconds, lambda client: client.exec(batch, raise_on_error=True, options=options))
+        return list(answers[1])
+
+    async def _ask(self, seconds: float, send: Callable[[Any], Awaitable[Any]]) -> Any:
         try:
             if self._client is None:
                 self._client = await _create(self._address)
             with _waiting_errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
-                return await self._client.blpop([key], seconds) is not None
+                return await send(self._client)
         except BaseException:
             # An abandoned pop would take the next token along: its connection has to go.
             await self.aclose()
@@ -300,6 +309,10 @@ class GlideSubscriber:
     def _on_message(self, message: Any, _context: Any) -> None:
         self._heard.append(message.message)
         self._came.set()
+
+
+def _batch(address: Address) -> Any:
+    return glide.ClusterBatch(is_atomic=False) if address.cluster else glide.Batch(is_atomic=False)
 
 
 async def _create(address: Address, subscription: Any = None) -> Any:

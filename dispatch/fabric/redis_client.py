@@ -171,6 +171,22 @@ class RedisWaiter:
             await self.aclose()
             raise
 
+    async def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        """Wait as `wait` does, then read the first `count` elements of a list, in one round trip."""
+        seconds = bounded_wait(seconds)
+        commands = [("BLPOP", key, seconds), ("LRANGE", list_key, 0, count - 1)]
+        try:
+            with redis_errors(self._address), anyio.fail_after(seconds + WAIT_MARGIN_S):
+                if self._wire is None:
+                    self._wire = await _wire_for(self._address, key)
+                await self._wire.send_packed_command(self._wire.pack_commands(commands))
+                await self._wire.read_response()
+                elements: list[bytes] = await self._wire.read_response()
+        except BaseException:
+            await self.aclose()
+            raise
+        return elements
+
     async def aclose(self) -> None:
         """Close the connection; a wait under way ends with `FabricUnavailable`, the next one opens a new one."""
         wire, self._wire = self._wire, None

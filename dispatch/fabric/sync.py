@@ -162,6 +162,22 @@ class BlockingWaiter:
             self.close()
             raise
 
+    def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        """Wait, then read the first `count` elements of a list, in one round trip (see `Waiter.wait_then_read`)."""
+        seconds = bounded_wait(seconds)
+        commands = [("BLPOP", key, seconds), ("LRANGE", list_key, 0, count - 1)]
+        try:
+            with redis_errors(self._address):
+                if self._wire is None:
+                    self._wire = _wire_for(self._address, key)
+                self._wire.send_packed_command(self._wire.pack_commands(commands))
+                self._wire.read_response(timeout=seconds + WAIT_MARGIN_S)
+                elements: list[bytes] = self._wire.read_response()
+        except BaseException:
+            self.close()
+            raise
+        return elements
+
     def close(self) -> None:
         """Close the connection; the next wait opens a new one."""
         wire, self._wire = self._wire, None

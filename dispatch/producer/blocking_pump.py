@@ -95,17 +95,19 @@ class BlockingPump:
             waiter.close()
 
     def _round(self, waiter: BlockingWaiter) -> None:
+        session = self._session
         try:
-            waiter.wait(self._session.wake_key, WAIT_S)
+            raws = waiter.wait_then_read(session.wake_key, WAIT_S, session.replies_key, FRAMES_MAX)
         except FabricUnavailable:
             # The list may still be readable: a reply must not wait for the waiter's connection.
             self._drain()
             raise
-        self._drain()
+        self._drain(raws)
 
-    def _drain(self) -> None:
+    def _drain(self, raws: list[bytes] | None = None) -> None:
         session = self._session
-        raws = self._connection.read_frames(session.replies_key, FRAMES_MAX)
+        if raws is None:
+            raws = self._connection.read_frames(session.replies_key, FRAMES_MAX)
         while True:
             self.last_contact = time.monotonic()
             upto = self._inbox.receive(raws)

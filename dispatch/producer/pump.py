@@ -54,6 +54,7 @@ class Pump:
         self._events = events
         self._wanted = asyncio.Event()
         self._draining = anyio.Lock()
+        self._drains = 0
         self._untrimmed = False
         self.retired = False
         self.last_contact = time.monotonic()
@@ -92,22 +93,28 @@ class Pump:
                 await waiter.aclose()
 
     async def _round(self, waiter: Waiter) -> None:
+        session, drains = self._session, self._drains
         try:
-            await waiter.wait(self._session.wake_key, WAIT_S)
+            raws = await waiter.wait_then_read(session.wake_key, WAIT_S, session.replies_key, FRAMES_MAX)
         except FabricUnavailable:
             # The list may still be readable: a reply must not wait for the waiter's connection.
             await self.drain()
             raise
-        await self.drain()
+        read_meanwhile = self._draining.locked() or drains != self._drains
+        await self.drain(None if read_meanwhile else raws)
 
-    async def drain(self) -> None:
+    async def drain(self, raws: list[bytes] | None = None) -> None:
         """Hand over and acknowledge every frame that is there; what came meanwhile is read with the acknowledgement.
+
+        `raws`: the first of them, where they were read just now and nothing was handed over since.
 
         Raises:
             FabricError: the server did not answer or refused; what was read is handed over already.
         """
         async with self._draining:
-            raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
+            self._drains += 1
+            if raws is None:
+                raws = await self._connection.read_frames(self._session.replies_key, FRAMES_MAX)
             while True:
                 self.last_contact = time.monotonic()
                 upto = self._inbox.receive(raws)

@@ -62,6 +62,28 @@ async def test_a_token_pushed_while_waiting_wakes(waiter, connection, key, eye) 
     assert time.monotonic() - started < 4
 
 
+async def test_a_list_is_read_with_the_token_that_tells_of_it(waiter, connection, key, eye) -> None:
+    replies = key.replace("tokens", "list")
+
+    async def push() -> None:
+        await until(lambda: blocked(eye) == 1)
+        eye.rpush(replies, b"first", b"second", b"third")
+        await connection.push_token(key)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(push)
+        assert await waiter.wait_then_read(key, 8, replies, 2) == [b"first", b"second"]
+    assert eye.llen(key) == 0
+    assert eye.llen(replies) == 3
+
+
+async def test_a_list_is_read_after_the_time_without_a_token(waiter, key, eye) -> None:
+    replies = key.replace("tokens", "list")
+    assert await waiter.wait_then_read(key, 0.1, replies, 10) == []
+    eye.rpush(replies, b"first")
+    assert await waiter.wait_then_read(key, 0.1, replies, 10) == [b"first"]
+
+
 async def test_no_token_is_false_after_the_time(waiter, key) -> None:
     started = time.monotonic()
     assert await waiter.wait(key, 0.3) is False
@@ -84,6 +106,7 @@ async def test_a_wait_may_be_longer_than_a_call(waiter, key, monkeypatch) -> Non
     for module in ("glide", "redis_client", "sync"):
         monkeypatch.setattr(f"dispatch.fabric.{module}.REQUEST_TIMEOUT_S", 0.2)
     assert await waiter.wait(key, 1.0) is False
+    assert await waiter.wait_then_read(key, 1.0, key + "-list", 1) == []
 
 
 async def test_a_waiter_serves_one_wait_after_the_other(waiter, connection, key) -> None:

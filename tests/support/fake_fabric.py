@@ -382,5 +382,8 @@ class FakeWaiter:
             raise FabricUnavailable("down")
         return token in done
 
+    async def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        raise NotImplementedError
+
     async def aclose(self) -> None:
         pass

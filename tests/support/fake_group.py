@@ -261,5 +261,9 @@ class FakeWaiter:
             return True
         return False
 
+    async def wait_then_read(self, key: str, seconds: float, list_key: str, count: int) -> list[bytes]:
+        await self.wait(key, seconds)
+        return await self._group.read_frames(list_key, count)
+
     async def aclose(self) -> None:
         pass
