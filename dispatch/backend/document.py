@@ -224,6 +224,8 @@ def clean(value: Any, length: int) -> str:
     """Return a string without lone surrogates and control characters, cut to `length`; "" if it is no string."""
     if not isinstance(value, str) or not value:
         return ""
+    if value.isascii() and value.isprintable():  # nearly all are
+        return value[:length].strip()
     text = value[:length].encode("utf-8", "replace").decode("utf-8")
     return "".join(character if character.isprintable() else " " for character in text).strip()
 

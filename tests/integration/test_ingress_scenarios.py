@@ -103,7 +103,8 @@ ODD_ANSWERS: list[tuple[str, Script, int]] = [
 async def test_an_answer_that_lies_about_itself(valkey: ValkeyProcess, name: str, script: Script, status: int) -> None:
     async with StubBackend(script) as stub, stack(valkey.url, f"{stub.url}/v1") as path:
         heard = await exchange(
-            path.port, head([b"POST " + CHAT.encode() + b" HTTP/1.1", b"content-length: %d" % len(BODY)]) + BODY
+            path.port,
+            head([b"POST " + CHAT.encode() + b" HTTP/1.1", b"host: x", b"content-length: %d" % len(BODY)]) + BODY,
         )
     assert heard.status == status, name
     assert heard.header(b"content-type") == b"application/json"
