@@ -74,6 +74,10 @@ def start_sending(sending: Sending) -> SendSpan:
     carrier: dict[str, str] = {}
     context: Context | None = None
     if sending.traceparent is not None:
+        if isinstance(_tracer, trace.ProxyTracer) and isinstance(
+            trace.get_tracer_provider(), trace.ProxyTracerProvider
+        ):  # nobody records: no need to read it
+            return SendSpan(trace.INVALID_SPAN, sending.traceparent, sending.tracestate)
         carrier["traceparent"] = sending.traceparent
         if sending.tracestate is not None:
             carrier["tracestate"] = sending.tracestate

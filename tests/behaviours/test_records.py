@@ -144,6 +144,17 @@ def test_an_acknowledgement_records_what_was_handed_over(hand: ByHand) -> None:
         assert client.xlen(key(hand.group, "deliveries")) == 1
 
 
+def test_many_replies_that_are_handed_over_at_once_are_some_records(hand: ByHand) -> None:
+    names = hand.submit(count=40)
+    for _ in range(5):
+        hand.settle(hand.claim(8))
+    hand.run(f.reply_ack("p", "s", upto=10_000))
+    with eye(hand.url) as client:
+        found = [fields[b"frames"].split(b"\n") for _, fields in client.xrange(key(hand.group, "deliveries"))]
+    assert [len(lines) for lines in found] == [16, 16, 8]
+    assert [read_delivered(line).request_id for lines in found for line in lines] == names
+
+
 @pytest.mark.parametrize("line", [b"", b"1|2|terminal|r|succeeded|p|1|2|3|0|", b"1|2|terminal|r|s|p|1|x|3|0||5|", b"x"])
 def test_a_header_line_that_cannot_be_read_is_no_delivery(line: bytes) -> None:
     assert read_delivered(line) is None
