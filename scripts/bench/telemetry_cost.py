@@ -31,7 +31,7 @@ from dispatch.gateway.executors import NoopExecutor
 from dispatch.producer.options import CallOptions
 from dispatch.telemetry.history.rows import columns_of
 from dispatch.telemetry.history.store import HistoryStore
-from dispatch.telemetry.metrics import Metrics
+from dispatch.telemetry.metrics.exporting import Metrics
 from dispatch.telemetry.recorder import RecorderOptions
 from dispatch.telemetry.recording import Recording
 from dispatch.telemetry.sinks import Sink, ThreadSink
@@ -112,7 +112,7 @@ async def serve(url: str, mode: str, history: str) -> None:
     """Be a gateway without HTTP whose executor does nothing. Ends with SIGTERM."""
     on = mode == "on"
     settings = GatewaySettings(valkey_url=url, fabric_group=GROUPS[mode], slots=OUTSTANDING)
-    metrics = Metrics(gateway_id=settings.gateway_id, group=settings.fabric_group) if on else None
+    metrics = Metrics(Resource.create(), settings.fabric_group) if on else None
     options = RecorderOptions(group=settings.fabric_group, consumer=settings.gateway_id, resource=Resource.create())
     recording = Recording(url, options, [sink_of(history)] if on else [])
     observer = NOBODY if metrics is None else metrics.counting

@@ -103,9 +103,8 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         readers: list[MetricReader] = [_Page(self._add, self._registry)]
-        exporter = _otlp_exporter()
-        if exporter is not None:
-            readers.append(PeriodicExportingMetricReader(_Exporter(exporter, self._refresh, self._add)))
+        if wanted_otlp(os.environ):
+            readers.append(PeriodicExportingMetricReader(_Exporter(_otlp_exporter(), self._refresh, self._add)))
         self._provider = MeterProvider(readers, resource=resource.merge(Resource({names.FABRIC_GROUP_ID: group})))
         self._describe()
 
@@ -234,25 +233,27 @@ class _Exporter(MetricExporter):
         self._inner.shutdown(timeout_millis, **kwargs)
 
 
-def _otlp_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter | None:
-    """Return an exporter if the standard variables ask for one: an endpoint is given, or OTLP by name.
+def wanted_otlp(environ: Mapping[str, str]) -> bool:
+    """Say whether the standard variables ask for metrics by OTLP: an endpoint is given, or OTLP by name.
 
     Raises:
         ConfigurationError: they ask for what is not there.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
-    wanted = environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
-    if not wanted:
-        wanted = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
-    words = {word.strip() for word in wanted.split(",")} - {"", "none", "prometheus"}  # the page is there anyway
+        return False
+    said = environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
+    if not said:
+        said = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
+    words = {word.strip() for word in said.split(",")} - {"", "none", "prometheus"}  # the page is there anyway
     if not words <= {"otlp"}:
-        raise ConfigurationError(f"OTEL_METRICS_EXPORTER: {wanted!r} is not allowed; otlp, prometheus or none is")
-    if not words:
-        return None
-    for name in _PROTOCOLS:
+        raise ConfigurationError(f"OTEL_METRICS_EXPORTER: {said!r} is not allowed; otlp, prometheus or none is")
+    for name in _PROTOCOLS if words else ():
         if (protocol := environ.get(name) or _HTTP) != _HTTP:
             raise ConfigurationError(f"{name}: {protocol!r} is not allowed; {_HTTP} is (port 4318 of a collector)")
+    return bool(words)
+
+
+def _otlp_exporter() -> MetricExporter:
     for name in _OUTAGE_LOGS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Only where it is wanted: it loads an HTTP stack of its own.
