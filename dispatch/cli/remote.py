@@ -49,6 +49,7 @@ from dispatch.fabric.records import (
 
 KEY_VARIABLE = "DISPATCH_API_KEY"
 BASE = "/api/v1"
+_GROUP_HEADER = "x-dispatch-fabric-group"  # which group is meant; what has succeeded says for which
 _TIMEOUT_S = 3.0  # a gateway tells within 2 s that Valkey does not answer
 _IDLE_S = 5.0
 _BATCH = 100
@@ -272,7 +273,7 @@ class RemoteConnection:
         return found
 
     def _exchange(self, group: str, method: str, where: str, *, body: Any = None, once: str = "") -> tuple[int, Any]:
-        headers = self._headers | {"x-dispatch-fabric-group": group}
+        headers = self._headers | {_GROUP_HEADER: group}
         headers |= {"content-type": "application/json"} if body is not None else {}
         headers |= {"idempotency-key": once} if once else {}
         content = None if body is None else msgspec.json.encode(body)
@@ -281,15 +282,22 @@ class RemoteConnection:
         try:
             self._wire.request(method, self._base + where, body=content, headers=headers)
             answer = self._wire.getresponse()
-            status, text = answer.status, answer.read()
+            status, text, ours = answer.status, answer.read(), answer.getheader(_GROUP_HEADER) is not None
         except (OSError, http.client.HTTPException) as error:
             self._wire.close()
             raise FabricUnavailable(f"the gateway at {self.url} does not answer: {plain_reason(error)}") from error
         self._used = time.monotonic()
-        try:
-            return status, msgspec.json.decode(text)
-        except msgspec.MsgspecError:
-            raise FabricError(f"what answers at {self.url} is no gateway's control API (status {status})") from None
+        found = _object(text)
+        if found is None or (status < http.HTTPStatus.BAD_REQUEST and not ours):
+            raise FabricError(f"what answers at {self.url} is no gateway's control API (status {status})")
+        return status, found
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _wire(scheme: str, host: str, port: int | None, timeout_s: float) -> http.client.HTTPConnection:

@@ -22,7 +22,7 @@ from dispatch.ingress import IngressSettings
 from tests.support.commands import Commands, Done
 from tests.support.control import ControlStack, control_stack
 from tests.support.producing import eye
-from tests.support.stub import free_port
+from tests.support.stub import StubBackend, free_port, json_answer
 from tests.support.valkey import ValkeyProcess
 
 DONE, REFUSED, TROUBLE = 0, 1, 2
@@ -216,6 +216,7 @@ def test_another_group_than_the_gateways_is_refused(control: ControlStack, remot
     done = remote("pools", "pause", "backfill", "--group", "elsewhere")
     assert done.code == TROUBLE
     assert control.group in done.err
+    assert "elsewhere" in done.err
     assert "paused" not in control.hand.pool("backfill")
 
 
@@ -239,6 +240,18 @@ def test_what_answers_and_is_no_gateway_is_told(control: ControlStack, remote: C
     done = remote("pools", "list", "--gateway", f"{control.url}/v1/models")
     assert done.code == TROUBLE
     assert "has no such part of the control API" in done.err
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"object":"list","data":[]}', b"[]", b"null", b"<html>", b'{"rows":5}'])
+@pytest.mark.parametrize("words", [("pools", "list"), ("config", "show"), ("keys", "list"), ("estimate", "a")])
+def test_a_server_of_another_kind_is_told(body: bytes, words: tuple[str, ...]) -> None:
+    with (
+        anyio.from_thread.start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(StubBackend(json_answer(body))) as stub,
+    ):
+        done = Commands("valkey://127.0.0.1:1", "g")(*words, "--gateway", stub.url)
+    assert (done.code, done.out, done.err.count("\n")) == (TROUBLE, "", 1)
+    assert "is no gateway's control API" in done.err
 
 
 def test_names_come_whole_through_a_pipe(control: ControlStack, remote: Commands) -> None:

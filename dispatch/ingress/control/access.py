@@ -19,7 +19,7 @@ from dispatch.errors import NotAllowed
 from dispatch.fabric.api_keys import Role
 from dispatch.ingress.authority import Principal
 from dispatch.ingress.body import Held
-from dispatch.ingress.control.answering import ControlRoute, Refusal
+from dispatch.ingress.control.answering import GROUP_HEADER, ControlRoute, Refusal
 from dispatch.ingress.control.group import Group
 from dispatch.ingress.control.watching import Watch
 from dispatch.ingress.sites import require_own_site
@@ -28,7 +28,6 @@ from dispatch.producer.call_headers import collect
 from dispatch.producer.request_ids import is_made_for
 from dispatch.telemetry.history.queries import History
 
-GROUP_HEADER = "x-dispatch-fabric-group"
 """Says which group is meant. Optional: whoever knows gateways of several groups cannot change the wrong one with it."""
 
 
@@ -64,7 +63,7 @@ async def principal_of(request: Request) -> Principal:
         require_own_site(headers, request.scope.get("server"))
     meant = request.headers.get(GROUP_HEADER, control.group.name)
     if meant != control.group.name:
-        message = f"this gateway serves the fabric group {control.group.name!r}, and another one is meant"
+        message = f"this gateway serves the fabric group {control.group.name!r}, and {meant[:128]!r} is meant"
         raise Refusal(rejected(HTTPStatus.MISDIRECTED_REQUEST, "another_group", message, GROUP_HEADER))
     if isinstance(route := request.scope.get("route"), ControlRoute):
         route.require_known_query(request)

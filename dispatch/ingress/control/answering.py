@@ -24,6 +24,9 @@ from dispatch.producer.call_headers import caller_request_id, collect
 
 log = structlog.get_logger(__name__)
 
+GROUP_HEADER = "x-dispatch-fabric-group"
+"""Which group is meant; in the answer to what has succeeded, for which it was."""
+
 _TOO_SLOW = rejected(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "the body did not come within its time")
 JSON_FIELDS = (("content-type", JSON),)
 _PLACES = {"path", "query", "header", "body", "cookie"}
@@ -81,6 +84,8 @@ class ControlRoute(APIRoute):
             except Exception as error:  # noqa: BLE001 - one that nobody expected is told in the form of all others
                 response = as_response(_answer_of(error))
             response.headers.setdefault("cache-control", "no-store")
+            if response.status_code < HTTPStatus.BAD_REQUEST:
+                response.headers[GROUP_HEADER] = request.app.state.control.group.name
             if "x-request-id" not in response.headers:
                 response.raw_headers.extend(ids_of(request).fields())
             return response
