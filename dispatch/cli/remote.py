@@ -6,6 +6,7 @@ each function that commands use stands here with the request that asks for the s
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import ssl
@@ -287,17 +288,10 @@ class RemoteConnection:
             self._wire.close()
             raise FabricUnavailable(f"the gateway at {self.url} does not answer: {plain_reason(error)}") from error
         self._used = time.monotonic()
-        found = _object(text)
-        if found is None or (status < http.HTTPStatus.BAD_REQUEST and not ours):
-            raise FabricError(f"what answers at {self.url} is no gateway's control API (status {status})")
-        return status, found
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        return None
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            if ours or status >= http.HTTPStatus.BAD_REQUEST:
+                return status, msgspec.json.decode(text)
+        raise FabricError(f"what answers at {self.url} is no gateway's control API (status {status})")
 
 
 def _wire(scheme: str, host: str, port: int | None, timeout_s: float) -> http.client.HTTPConnection:
