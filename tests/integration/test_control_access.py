@@ -56,7 +56,8 @@ ROUTES: list[tuple[str, str, Any, tuple[str, ...], int]] = [
     ("GET", "/events", None, READERS, 200),
     ("GET", "/gateways", None, WHOLE, 200),
     ("GET", "/endpoints", None, WHOLE, 200),
-    *(("GET", f"/history/{what}", None, READERS, 404) for what in ("requests", "requests/x", "stats", "errors", "tokens")),
+    *(("GET", f"/history/{what}", None, READERS, 404) for what in ("requests", "requests/x", "stats", "tokens")),
+    ("GET", "/history/errors", None, READERS, 404),
     ("GET", "/history/series?step_s=60", None, READERS, 404),
     *(("GET", f"/history/{what}", None, WHOLE, 404) for what in ("shares", "gateways", "verify")),
 ]  # fmt: skip
