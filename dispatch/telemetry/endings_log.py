@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from dispatch.fabric.observing import Observer
 from dispatch.fabric.records import Lease, Outcome, Settlement
 
 log = structlog.get_logger(__name__)
+
+_LEVEL = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """Of requests that end in the same way in the same pool one is logged at info so often; metrics count all of them."""
@@ -27,6 +30,8 @@ class EndingsLog(Observer):
 
     def settled(self, lease: Lease, item: Settlement, word: str, server_ms: int) -> None:
         """Log one result."""
+        if item.outcome is Outcome.SUCCEEDED and not _LEVEL.isEnabledFor(logging.DEBUG):
+            return  # the usual case, on the hot path: not even the line's members are gathered
         left_out = self._left_out(lease.pool_id, item)
         write = log.debug if left_out is None else log.info
         write(
