@@ -12,10 +12,12 @@ from dispatch.errors import FabricUnavailable
 from dispatch.fabric import functions as f
 from dispatch.fabric.deploy import Action, NodeState, compare, load
 from dispatch.fabric.library import current_library
-from dispatch.fabric.schema import root
+from dispatch.fabric.schema import key, root
+from dispatch.fabric.streams import HISTORY, Reading
 from dispatch.fabric.sync import BlockingConnection
 from dispatch.fabric.verifying import verify_library
 from tests.conftest import load_library
+from tests.support.by_hand import ByHand
 from tests.support.cluster import ValkeyCluster
 from tests.support.groups import configure, unique_group
 from tests.support.valkey import free_port
@@ -97,3 +99,25 @@ def test_loading_writes_every_primary(cluster) -> None:
         }
         assert {report.action for report in load(connection, library)} == {Action.UNCHANGED, Action.LOADED}
         assert {report.state for report in compare(connection, library)} == {NodeState.EQUAL}
+
+
+@pytest.mark.parametrize("client_name", ["glide", "redis"])
+async def test_records_are_read_on_every_primary(cluster, groups, open_connection) -> None:
+    connection = await open_connection(cluster.url)
+    for group in groups:
+        hand = ByHand(cluster.url, group)
+        hand.submit()
+        hand.settle(hand.claim(1))
+        hand.run(f.reply_ack("p", "s", upto=10))
+        hand.close()
+        reading = Reading(HISTORY, "one", 10)
+        streams = [key(group, "endings"), key(group, "deliveries")]
+        await connection.run(group, f.records_watch(HISTORY, prepare=True))
+        entries = await connection.read_records(streams, reading)
+        assert sorted(entry.key for entry in entries) == sorted(streams)
+        claimed = await connection.claim_records(streams[0], reading, idle_ms=0)
+        assert [entry.entry_id for entry in claimed.entries] == [e.entry_id for e in entries if e.key == streams[0]]
+        for entry in entries:
+            await connection.ack_records(entry.key, HISTORY, [entry.entry_id])
+        state = await connection.run(group, f.records_watch(HISTORY))
+        assert (state.endings.pending, state.deliveries.pending) == (0, 0)

@@ -278,7 +278,7 @@ async def test_a_wrong_password_is_one_sentence_and_an_exit_code(start_valkey: C
 async def _ends_with(gateway: GatewayProcess, sentence: str) -> None:
     try:
         gateway.launch()
-        assert await gateway.ended(10) == 1
+        assert await gateway.ended(40) == 1
         stderr = gateway.stderr
         assert sentence in stderr
         assert "Traceback" not in stderr
