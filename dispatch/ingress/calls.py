@@ -98,7 +98,7 @@ class CallRoute:
         gateway, settings = self._state.gateway, self._state.settings
         principal = await self._state.authority.principal(incoming.headers)
         principal.require(Role.SUBMIT)
-        check_serving(gateway.status())
+        check_serving(gateway)
         check_form(incoming.headers)
         upload = incoming.upload
         within_ms = admission_ms(settings, upload.announced(gateway.max_payload_bytes))

@@ -6,22 +6,21 @@ import anyio.lowlevel
 
 from dispatch.contract import Call, Operation, read_call
 from dispatch.errors import RequestRefused
-from dispatch.gateway.status import GatewayStatus
 from dispatch.ingress.body import Held
-from dispatch.ingress.state import IngressSettings
+from dispatch.ingress.state import Host, IngressSettings
 
 _LARGE_BYTES = 256 * 1024
 
 
-def check_serving(status: GatewayStatus) -> None:
+def check_serving(gateway: Host) -> None:
     """Refuse calls that another gateway should get.
 
     Raises:
         RequestRefused: this process is on its way out.
     """
-    if status.draining:
+    if gateway.draining:
         raise RequestRefused("draining", message="this gateway is shutting down; try another or again")
-    if not status.running:
+    if not gateway.running:
         raise RequestRefused("not_running", message="this gateway does not run")
 
 

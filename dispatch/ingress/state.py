@@ -55,6 +55,16 @@ class Host(Protocol):
         """Largest body of a call in this group."""
         ...
 
+    @property
+    def running(self) -> bool:
+        """Whether it has started and not ended."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is stopping."""
+        ...
+
     def status(self) -> GatewayStatus:
         """Say how it stands now. Asks nobody."""
         ...

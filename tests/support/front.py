@@ -65,6 +65,14 @@ class FakeGateway:
         assert within_s > 0
         return self.problem
 
+    @property
+    def running(self) -> bool:
+        return self.status().running
+
+    @property
+    def draining(self) -> bool:
+        return self.status().draining
+
     def status(self) -> GatewayStatus:
         fixed = {"gateway_id": "gw-1", "fabric_group": "g", "enabled": True, "running": True, "slots": 8}
         return GatewayStatus(**{**fixed, "fabric_reachable": True, **self.facts})

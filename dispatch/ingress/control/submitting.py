@@ -72,7 +72,7 @@ async def submit(request: Request, response: Response, principal: Submitter, con
     """Queue a call to be fetched later. It is refused as a call would be; `stream: true` is a 400."""
     state, headers = control.state, collect(request.scope["headers"])
     gateway, settings = state.gateway, state.settings
-    check_serving(gateway.status())
+    check_serving(gateway)
     check_form(headers)
     operation = _operation(headers)
     upload = Upload(headers, request.receive, settings)
