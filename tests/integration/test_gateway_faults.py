@@ -135,7 +135,7 @@ async def test_a_library_that_goes_away_is_outlived(start_valkey: Callable[..., 
         await until(lambda: "dispatch scripts load" in gateway.status().fabric_problem)
         admin.execute_command("FUNCTION", "RESTORE", library)
         assert (await call).succeeded
-        assert gateway.status().fabric_reachable
+        await until(lambda: gateway.status().fabric_reachable)  # the reply may be there before the settle's answer is
 
 
 async def test_a_wrong_password_is_said_without_showing_it(start_valkey: Callable[..., ValkeyProcess]) -> None:
