@@ -57,6 +57,17 @@ def studio(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
             help="Let those who were asked for no key change things; the record then says anonymous@ADDRESS.",
         ),
     ] = False,
+    history: Annotated[
+        str,
+        typer.Option(envvar="DISPATCH_HISTORY_URL", help="The history: clickhouse://user@host:8123/database."),
+    ] = "",
+    history_password_env: Annotated[
+        str,
+        typer.Option(
+            envvar="DISPATCH_HISTORY_PASSWORD_ENV", metavar="NAME",
+            help="The environment variable that holds the history's password.",
+        ),
+    ] = "",
     valkey_client: Annotated[str, typer.Option(help="glide or redis.")] = "glide",
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = "info",
@@ -77,7 +88,7 @@ def studio(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
         check_group(name)
     options = {
         "url": url, "groups": groups, "keys": keys, "insecure": insecure, "client": valkey_client,
-        "anonymous_writes": allow_anonymous_writes,
+        "anonymous_writes": allow_anonymous_writes, "history": history, "history_password_env": history_password_env,
     }  # fmt: skip
     with listen(host, port) as listener:
         anyio.run(_serve, listener, options, json)

@@ -15,6 +15,8 @@ from dispatch.ingress.authority import Authority, KeysMode
 from dispatch.studio.app import Studio, create_app
 from dispatch.studio.reader import Reader
 from dispatch.studio.visitors import Visitor
+from dispatch.telemetry.history.queries import History
+from dispatch.telemetry.history.store import HistoryStore
 
 _NO_WRITES = (
     "You can look, not change: nobody was asked for a key. Start Studio with --allow-anonymous-writes, or use keys."
@@ -43,7 +45,12 @@ async def open_studio(options: Mapping[str, Any], *, loopback: bool) -> AsyncIte
             readers[group] = Reader(options["url"], group, client=options["client"])
             doors[group] = KeyDoor(readers[group], mode, anonymous_writes=options["anonymous_writes"])
             stack.push_async_callback(doors[group].authority.aclose)
-        yield create_app(Studio(readers=readers, doors=doors))
+        histories: dict[str, History] = {}
+        if options["history"]:
+            store = HistoryStore(options["history"], password_env=options["history_password_env"])
+            stack.callback(store.close)
+            histories = {group: History(store, group) for group in options["groups"]}
+        yield create_app(Studio(readers=readers, doors=doors, histories=histories))
 
 
 class KeyDoor:

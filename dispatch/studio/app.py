@@ -20,9 +20,11 @@ from dispatch.errors import AccessRefused, DispatchError
 from dispatch.studio.acts import ACTS
 from dispatch.studio.asking import Counter, Question
 from dispatch.studio.looks import LOOKS
+from dispatch.studio.past import PAST
 from dispatch.studio.reader import Reader
 from dispatch.studio.stage import HEAD, STYLE, Stage
 from dispatch.studio.visitors import SESSION_S, Door, Sessions, Visitor
+from dispatch.telemetry.history.queries import History
 
 log = structlog.get_logger(__name__)
 
@@ -39,12 +41,11 @@ _POLICY = (
 
 @dataclass(slots=True)
 class Studio:
-    """What the pages work with: a reader and a door for each group."""
+    """What the pages work with, by group: a reader, a door, and the history unless that is off."""
 
     readers: Mapping[str, Reader]
     doors: Mapping[str, Door]
-    history: Any = None
-    looks: Mapping[str, Any] = field(default_factory=dict)
+    histories: Mapping[str, History] = field(default_factory=dict)
     sessions: Sessions = field(default_factory=Sessions)
 
 
@@ -99,7 +100,7 @@ class _Pages:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
-        self._counter = Counter(looks={**LOOKS, **studio.looks}, acts=ACTS)
+        self._counter = Counter(looks={**LOOKS, **PAST}, acts=ACTS)
 
     def builder(self) -> Callable[..., Awaitable[Response | None]]:
         """Return a page builder of its own: NiceGUI knows pages by their function."""
@@ -149,7 +150,7 @@ class _Pages:
         except DispatchError as error:
             answer: dict[str, Any] = {"ok": False, "result": {"message": str(error), "kind": type(error).__name__}}
         else:
-            question = Question(self._studio.readers[seat.group], visitor, args, self._studio.history)
+            question = Question(self._studio.readers[seat.group], visitor, args, self._studio.histories.get(seat.group))
             answer = await self._counter.answer(what, question)
         seat.tell("answer", json.dumps({"n": number, **answer}))
 

@@ -15,6 +15,7 @@ import structlog
 from dispatch.errors import DispatchError, NotAllowed
 from dispatch.studio.reader import Reader
 from dispatch.studio.visitors import Visitor
+from dispatch.telemetry.history.queries import History
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +27,7 @@ class Question:
     reader: Reader
     visitor: Visitor
     args: Mapping[str, Any]
-    history: Any = None
+    history: History | None = None
 
     def text(self, name: str, most: int = 200) -> str:
         """Return an argument that is text.

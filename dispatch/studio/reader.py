@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import msgspec
 import structlog
 
 from dispatch.errors import ContractMismatch, DispatchError, GroupUnknown, LibraryProblem
 from dispatch.fabric.connecting import connect
 from dispatch.fabric.connection import Connection
+from dispatch.fabric.schema import key
 from dispatch.fabric.verifying import verify_library
 from dispatch.fabric.view import FabricView, Wanted, read_view
 from dispatch.studio.board import Memory, note_gone, tables_of
@@ -83,14 +85,36 @@ class Reader:
 
     async def run(self) -> None:
         """Read until cancelled; what goes wrong is told to the pages and tried again."""
+        hearing: asyncio.Task[None] | None = None
         try:
             while True:
                 began = time.monotonic()
                 await self._read()
+                if hearing is None and self.connection is not None:
+                    hearing = asyncio.create_task(self._hear(self.connection), name="channel")
                 await self._pause(began)
         finally:
+            if hearing is not None:
+                hearing.cancel()
+                await asyncio.gather(hearing, return_exceptions=True)
             if self.connection is not None:
                 await self.connection.aclose()
+
+    async def _hear(self, connection: Connection) -> None:
+        """Be woken by the group's channel, whatever the server does. Without it the group is read once a second."""
+        subscriber = connection.subscriber(key(self.group, "snapshot_channel"))
+        try:
+            while True:
+                try:
+                    message = await subscriber.next(UNWATCHED_S)
+                except DispatchError:
+                    await asyncio.sleep(LOOKED_AT_S)
+                    continue
+                if message is not None and self._listeners:
+                    self.wake()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await subscriber.aclose()
 
     async def _pause(self, began: float) -> None:
         """Wait for the next time: what wakes it is gathered for a moment, and large groups are read once a second."""
