@@ -54,20 +54,23 @@ async def cancel_waiting(question: Question) -> dict[str, Any]:
     waits = row.get("pending", 0)
     if abs(waits - shown) > shown * _DRIFT:
         raise DispatchError(f"{waits} wait in {pool} by now, not {shown}: nothing was cancelled; look again")
-    done, most = 0, min(shown, _CANCEL_MAX)
+    done, most, cursor = 0, min(shown, _CANCEL_MAX), ""
     while done < most:
-        page = await question.run(fabric_snapshot("waiting", limit=min(_BATCH, most - done), subject=pool))
-        ids = [one["request_id"] for one in page["rows"]]
-        if not ids:
-            break
-        calls = [request_cancel(one, actor=question.visitor.actor, reason=reason, only_waiting=True) for one in ids]
-        answers = await question.reader.require().run_many(question.reader.group, calls)
-        ended = sum(not isinstance(each, DispatchError) and each.status == "CANCELLED" for each in answers)
+        page = await question.run(fabric_snapshot("waiting", cursor=cursor, limit=_BATCH, subject=pool))
+        ended = await _cancel_waiting(question, [one["request_id"] for one in page["rows"]][: most - done], reason)
         done += ended
-        if not ended:
+        cursor = "" if ended else page["cursor"]  # what was cancelled has left the line, so places have changed
+        if not (ended or cursor):
             break
     question.reader.wake()
     return {"cancelled": done, "waited": waits}
+
+
+async def _cancel_waiting(question: Question, ids: list[str], reason: str) -> int:
+    actor = question.visitor.actor
+    calls = [request_cancel(one, actor=actor, reason=reason, only_waiting=True) for one in ids]
+    answers = await question.reader.require().run_many(question.reader.group, calls) if calls else []
+    return sum(not isinstance(each, DispatchError) and each.status == "CANCELLED" for each in answers)
 
 
 async def check(question: Question) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatch.fabric.view import EndpointRow, FabricView, PoolRow
+from dispatch.studio.looking import is_live
 from dispatch.studio.words import FLOWING, NOT_KNOWN, REASONS, UNKNOWN, Reason, count, plural
 
 
@@ -30,8 +31,24 @@ def why_of(pool: PoolRow, endpoint: EndpointRow | None, view: FabricView) -> Why
     if pool.pending == 0:
         return _idle(pool, endpoint)
     if pool.block_reason is None:
-        return Why("flowing", FLOWING.icon, FLOWING.tone, FLOWING.why, "served as it arrives")
+        return _unserved(view) or Why("flowing", FLOWING.icon, FLOWING.tone, FLOWING.why, "served as it arrives")
     return _held(pool, endpoint, view, REASONS.get(pool.block_reason))
+
+
+def _unserved(view: FabricView) -> Why | None:
+    """Return why nobody takes what the scheduler would launch; None = somebody does, or it is not known."""
+    if view.gateways is None:
+        return None
+    takers = [row for row in view.gateways if not row.draining and is_live(view, row)]
+    if not takers:
+        icon = REASONS["endpoint_open"].icon
+        return Why("no_gateway", icon, "broken", "No gateway is live", "requests wait until their deadline")
+    slots = sum(row.slots or 0 for row in takers)
+    used = sum(row.in_flight or 0 for row in takers)
+    if slots and used >= slots:
+        icon = REASONS["global_capacity"].icon
+        return Why("gateways_full", icon, "hold", "Gateways are full", f"{count(used)} of {count(slots)} slots in use")
+    return None
 
 
 def _stopped(pool: PoolRow) -> Why:

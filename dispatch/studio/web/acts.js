@@ -42,9 +42,8 @@ const STATES = { pause: "paused", resume: "active", drain: "draining" };
 
 const Stop = {
   components: parts,
-  data: () => ({ reason: "", typed: "", problem: "", busy: false }),
+  data: () => ({ d: A.dialog, reason: "", typed: "", problem: "", busy: false }),
   computed: {
-    d: () => A.dialog,
     p() {
       return S.pools[this.d.pool] || {};
     },
@@ -90,8 +89,7 @@ const Stop = {
 
 const Cancel = {
   components: parts,
-  data: () => ({ reason: "", problem: "", busy: false }),
-  computed: { d: () => A.dialog, S: () => S },
+  data: () => ({ d: A.dialog, reason: "", problem: "", busy: false }),
   methods: {
     async send() {
       this.busy = true;
@@ -124,9 +122,8 @@ const Cancel = {
 
 const CancelMany = {
   components: parts,
-  data: () => ({ reason: "", typed: "", problem: "", busy: false, n: 0 }),
+  data: () => ({ d: A.dialog, reason: "", typed: "", problem: "", busy: false, n: 0 }),
   computed: {
-    d: () => A.dialog,
     most() {
       return Math.min(this.n, 1000);
     },

@@ -65,6 +65,7 @@ export const Curves = {
       if (!points.length) continue;
       cells.push(h("path", { class: `line t-${tone}`, "stroke-dasharray": thin ? "3 3" : null, d: "M" + points.map(([a, b]) => `${a.toFixed(1)} ${b.toFixed(1)}`).join("L") }));
       const last = points[points.length - 1];
+      if (points.length === 1) cells.push(h("circle", { cx: last[0], cy: last[1], r: 2.5, class: `fill t-${tone}` }));
       const value = this.steps.filter((one) => one[key] !== null && one[key] !== undefined).pop()[key];
       if (!thin) ends.push([last[0] + 6, last[1], `${this.log ? word + " " : ""}${told(value)}`]);
     }

@@ -9,10 +9,9 @@ import { count, percent } from "./format.js";
 export const Editor = {
   components: parts,
   data: () => ({
-    doc: null, generation: 0, by: null, values: {}, adding: false, newId: "", reason: "", problems: {}, said: "", checked: null, conflict: null, busy: false, problem: "",
+    d: A.dialog, doc: null, generation: 0, by: null, values: {}, adding: false, newId: "", reason: "", problems: {}, said: "", checked: null, conflict: null, busy: false, problem: "",
   }),
   computed: {
-    d: () => A.dialog,
     canAct: () => canAct.value,
     rollback() {
       return this.d.list === "rollback";
@@ -93,6 +92,9 @@ export const Editor = {
     await this.load();
     if (this.rollback) await this.check();
   },
+  unmounted() {
+    clearTimeout(this.later);
+  },
   methods: {
     count,
     async load() {
@@ -108,8 +110,12 @@ export const Editor = {
       for (const field of this.fields) values[field.name] = this.item[field.name] ?? (field.kind === "flag" ? this.adding : "");
       this.values = values;
     },
+    // How the library names this field when something is wrong with it: by its place in the list.
     key(field) {
-      return this.d.list === "group" ? field.name : `${this.d.list}[${this.adding ? this.newId : this.d.id}].${field.name}`;
+      if (this.d.list === "group") return field.name;
+      const items = this.doc?.[this.d.list] || [];
+      const at = items.findIndex((each) => each[ID_OF[this.d.list]] === this.d.id);
+      return `${this.d.list}[${at < 0 ? items.length : at}].${field.name}`;
     },
     async check() {
       this.problems = {};
@@ -131,7 +137,7 @@ export const Editor = {
     async take(told) {
       this.checked = told;
       if (told.status === "INVALID") {
-        this.problems = Object.fromEntries(told.problems.map(([field, value, message]) => [field, `${value}: ${message}`]));
+        this.problems = Object.fromEntries(told.problems.map(([field, value, message]) => [field, `${value} is not allowed; ${message}`]));
         const shown = new Set(this.fields.map((field) => this.key(field)));
         this.problem = told.problems.filter(([field]) => !shown.has(field)).map(([field, value, message]) => `${field} is ${value}: ${message}`).join("; ");
       }

@@ -24,7 +24,7 @@ function quiet() {
   }
 }
 
-const rows = () => [...document.querySelectorAll("main [data-row], main .lane[data-id]")].filter((row) => row.offsetParent);
+const rows = () => [...document.querySelectorAll(".content [data-row], .content .lane[data-id]")].filter((row) => row.offsetParent);
 
 export default {
   components: { ...parts, ActsHost, Banner, Shell, Tabs, Overview, Pool, Pools, InFlight, Request, Endpoints, Gateways, Changes, Config, System, Signals, History, Away, Groups, SignIn },
@@ -98,7 +98,7 @@ export default {
       const pool = lane?.dataset.id in S.pools ? lane.dataset.id : R.page === "pools" ? R.id : "";
       switch (key) {
         case "/": document.getElementById("find")?.focus(); return true;
-        case "f": document.querySelector("main input[type=search]")?.focus(); return true;
+        case "f": document.querySelector(".content input[type=search]")?.focus(); return true;
         case "g": this.going = true; setTimeout(() => (this.going = false), 1500); return true;
         case "j": case "ArrowDown": return this.step(1, target, key);
         case "k": case "ArrowUp": return this.step(-1, target, key);
@@ -133,15 +133,15 @@ export default {
   <template v-if="view === 'group'">
     <shell :groups="groups"></shell>
     <banner></banner>
-    <main id="main" :class="'p-' + page">
+    <div id="main" class="content" :class="'p-' + page">
       <section v-if="state === 'mismatch'" class="panel empty-page"><h1>Another library</h1><p>{{ status.problem }}</p></section>
       <section v-else-if="state === 'unconfigured'" class="panel empty-page"><h1>{{ S.group }}</h1><p>{{ S.group }} has no pools yet. Create them with <code>dispatch config apply FILE --group {{ S.group }}</code>, or start a gateway with <code>--endpoint-url</code>.</p></section>
       <section v-else-if="!S.loaded || (state === 'loading')" class="loading" aria-busy="true"><p class="hide">Reading {{ S.group }}…</p><div class="ghost strip"></div><div class="ghost totals"></div><div class="ghost" v-for="n in 5" :key="n"></div><p class="reading">Reading {{ S.group }}…</p></section>
       <component v-else :is="view_" :key="page + '/' + id" :id="id"></component>
-    </main>
+    </div>
     <tabs></tabs>
     <acts-host></acts-host>
   </template>
-  <main v-else id="main"><sign-in v-if="view === 'sign-in'" :group="group" :problem="problem"></sign-in><away v-else-if="view === 'away'" :problem="problem"></away><groups v-else :groups="groups"></groups></main>
+  <div v-else id="main" class="content"><sign-in v-if="view === 'sign-in'" :group="group" :problem="problem"></sign-in><away v-else-if="view === 'away'" :problem="problem"></away><groups v-else :groups="groups"></groups></div>
 </div>`,
 };
