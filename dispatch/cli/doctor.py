@@ -1,4 +1,4 @@
-"""`dispatch doctor`: is the server fit for a fabric, and are the counters of a group true?"""
+"""`dispatch doctor`: is the server fit for a fabric, are the counters of a group true, and what is wrong in it?"""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from dispatch.cli.history.command import HistoryUrl, PasswordEnv
 from dispatch.cli.operating import (
     DEFAULT_GROUP,
     DEFAULT_URL,
     TIMEOUT_S,
+    TROUBLE,
     Actor,
     Group,
     Json,
-    ServerUrl,
+    Url,
     complain,
     trouble_as_exit_code,
     who,
     write_json,
 )
+from dispatch.cli.past import Past
+from dispatch.cli.remote import RemoteConnection, is_gateway
+from dispatch.cli.signs import Signs, look_twice
 from dispatch.errors import FabricUnavailable
 from dispatch.fabric import audit, deploy
 from dispatch.fabric.audit import Difference
@@ -30,6 +35,9 @@ from dispatch.fabric.library import current_library
 from dispatch.fabric.schema import check_group
 from dispatch.fabric.server_settings import read_settings
 from dispatch.fabric.sync import BlockingConnection
+
+BROKEN = 3
+"""Exit code with --strict: something is broken, as live state and history say."""
 
 ILL = 1
 """Exit code: differences are left, or the library is missing or another one."""
@@ -41,28 +49,54 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def doctor(
-    url: ServerUrl = DEFAULT_URL,
+def doctor(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
+    url: Url = DEFAULT_URL,
     group: Group = DEFAULT_GROUP,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what differs, and say what was done.")] = False,
     actor: Actor = "",
+    window: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks: what grows?")] = 1.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when something is broken.")] = False,
+    history: HistoryUrl = "",
+    password_env: PasswordEnv = "",
     json: Json = False,
 ) -> None:
-    r"""Look at the server's settings and library, and hold every counter of a group against what is there.
+    r"""Say what is wrong in a group: its counters, and each symptom with its likely cause and the first place to look.
 
-    A difference counts when two audits in a row find it with the same numbers: under traffic one alone may have looked
-    between two steps. Repairs are compare-and-set and recorded in the group's events.
+    First the server's settings and library, and every counter held against what is there. A difference counts when two
+    audits in a row find it with the same numbers: under traffic one alone may have looked between two steps. Repairs
+    are compare-and-set and recorded in the group's events. (Over a gateway there are no audits.)
 
-    Exit code: 0 no differences, 1 differences are left or the library is not this version's, 2 no answer.
-    Advice about settings does not count.
+    Then the symptoms: pending grows, in-flight sticks, requests vanish, the backend cannot be reached, fallback did not
+    happen, history lacks something. What could not be read is unknown. With a history, runs are held against its last
+    hour.
+
+    Exit code: 0 no differences, 1 differences are left or the library is not this version's, 2 no answer, 3 (with
+    --strict) a symptom's cause is something broken. Advice about settings does not count.
 
     \b
     Example:
       dispatch doctor
       dispatch doctor --repair
+      dispatch doctor --strict --json
     """
+    past = Past(history, password_env, group)
+    if is_gateway(url):
+        if repair:
+            complain("--repair needs Valkey itself (--url valkey://...)")
+            raise typer.Exit(TROUBLE)
+        with trouble_as_exit_code():
+            check_group(group)
+            with RemoteConnection(url) as remote:
+                signs = look_twice(remote, group, past, window_s=window)
+        if json:
+            write_json({"group": group, **signs.document()})
+        else:
+            signs.say()
+        _end(bad=False, strict=strict, signs=signs)
+        return
     found: list[Difference] = []
     repaired: list[Difference] = []
+    signs = Signs()
     with trouble_as_exit_code():
         check_group(group)
         with BlockingConnection(url, timeout_s=TIMEOUT_S) as connection:
@@ -73,15 +107,23 @@ def doctor(
                 found = audit.confirmed_differences(connection, group)
                 if repair:
                     found, repaired = _repair(connection, group, found, who(actor))
+                signs = look_twice(connection, group, past, window_s=window, differences=len(found))
     for sentence in (*advice, *library):
         complain(sentence)
     if json:
         write_json({"group": group, "advice": advice, "library": library, "repaired": _json_rows(repaired),
-                    "differences": _json_rows(found)})  # fmt: skip
+                    "differences": _json_rows(found), **signs.document()})  # fmt: skip
     elif not library:
+        signs.say()
         _say(group, found, repaired, asked=repair)
-    if found or library:
+    _end(bad=bool(found or library), strict=strict, signs=signs)
+
+
+def _end(*, bad: bool, strict: bool, signs: Signs) -> None:
+    if bad:
         raise typer.Exit(ILL)
+    if strict and signs.broken:
+        raise typer.Exit(BROKEN)
 
 
 def _advice(connection: BlockingConnection) -> list[str]:

@@ -24,8 +24,9 @@ _COMMANDS = {
     "config": ("dispatch.cli.config", "Show and change the config of a fabric group: pools, weights, caps, endpoints."),
     "dead": ("dispatch.cli.dead", "List requests whose attempts are spent; show, retry or drop them."),
     "dev": ("dispatch.cli.dev", "Run everything on this machine: Valkey, a simulated backend, two gateways."),
-    "doctor": ("dispatch.cli.doctor", "Hold a group's counters against what is there, and repair what differs."),
+    "doctor": ("dispatch.cli.doctor", "Say what is wrong in a group, and where to look first; repair its counters."),
     "estimate": ("dispatch.cli.estimate", "Say how long a request that is submitted to a pool now would wait."),
+    "explain": ("dispatch.cli.explain", "Say in sentences where a request is, why it waits, or how it ended."),
     "gateway": ("dispatch.cli.gateway", "Run one gateway: it claims requests, executes them and serves HTTP."),
     "history": ("dispatch.cli.history", "What has ended: lists, percentiles, errors, tokens and shares."),
     "keys": ("dispatch.cli.keys", "Create, list and revoke the bearer keys of a group's callers."),
@@ -38,6 +39,7 @@ _COMMANDS = {
     "scripts": ("dispatch.cli.scripts", "Load the Lua library into Valkey, and compare or print it."),
     "simulate": ("dispatch.cli.simulate", "Run a simulated OpenAI-compatible backend."),
     "studio": ("dispatch.cli.studio", "Serve the operators' page: what waits, runs and ended, why, and what to do."),
+    "top": ("dispatch.cli.top", "Watch a group live: pools and why they wait, gateways, endpoints, what ended."),
 }
 """Name, module with its typer `app`, and the line in `dispatch --help`."""
 

@@ -23,6 +23,7 @@ from dispatch.cli.operating import (
 )
 from dispatch.cli.tables import print_table
 from dispatch.errors import PoolUnknown, RequestUnknown
+from dispatch.studio.words import duration
 
 _HELP = """List requests that run and wait, and say where one is. They are stopped with dispatch cancel.
 
@@ -67,11 +68,12 @@ def list_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
         write_json({"group": group, "requests": rows})
         return
     print_table(
-        ("request", "state", "pool", "model", "cost", "attempt", "submitted", "gateway"),
+        ("request", "state", "for", "pool", "model", "cost", "attempt", "submitted", "gateway"),
         [
             (
-                row["request_id"], _told(row["state"]), row["pool_id"], one_line(row["model"]), str(row["cost"]),
-                str(row["attempt"]), moment(row["submitted_ms"]), or_dash(row.get("gateway_id")),
+                row["request_id"], _told(row["state"]), duration(max(1, row["age_ms"])), row["pool_id"],
+                one_line(row["model"]), str(row["cost"]), str(row["attempt"]), moment(row["submitted_ms"]),
+                or_dash(row.get("gateway_id")),
             )
             for row in rows
         ],
@@ -108,13 +110,18 @@ def show_command(
 def _found(fabric: FabricGroup, state: State | None, pool: str) -> Iterator[dict[str, Any]]:
     for wanted, section in (("running", "leases"), ("delayed", "delayed")):
         if state in {None, wanted}:
-            for row in fabric.rows(section):
-                if not pool or row["pool_id"] == pool:
-                    yield row
+            yield from (row for row in _aged(fabric, section) if not pool or row["pool_id"] == pool)
     if state in {None, "queued"}:
         for one in list(fabric.rows("pools", pool)):
             if one["pending"]:
-                yield from fabric.rows("waiting", one["pool_id"])
+                yield from _aged(fabric, "waiting", one["pool_id"])
+
+
+def _aged(fabric: FabricGroup, section: str, subject: str = "") -> Iterator[dict[str, Any]]:
+    """Read a section; each row says for how long the request runs, or waits since it was submitted (`age_ms`)."""
+    for page in fabric.pages(section, subject):
+        for row in page["rows"]:
+            yield row | {"age_ms": max(0, page["server_ms"] - row.get("claimed_ms", row["submitted_ms"]))}
 
 
 def _told(state: str) -> str:
