@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dispatch.cli.history.command import HistoryUrl, PasswordEnv
+from dispatch.cli.history.options import HistoryUrl, PasswordEnv
 from dispatch.cli.operating import (
     DEFAULT_GROUP,
     DEFAULT_URL,

@@ -24,7 +24,8 @@ ODD_TERMINALS = {"dumb": {"NO_COLOR": "1", "COLUMNS": "20", "TERM": "dumb"}, "na
 NEEDS_SERVER = ["scripts status", "scripts diff", "scripts load"]
 NEEDS_GROUP = [
     "config show", "config history", "config rollback 1", "config set policy=drr", "pools list", "pools show default",
-    "pools pause default", "pools resume default", "pools drain default", "pools purge default", "doctor", "explain default", "top",
+    "pools pause default", "pools resume default", "pools drain default", "pools purge default", "doctor",
+    "explain default", "top",
     "dead list", "dead show default", "dead retry default", "dead drop default", "cancel default",
     "keys create --name default", "keys list", "keys revoke default", "requests list", "requests show default",
     "estimate default",
