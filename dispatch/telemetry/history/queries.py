@@ -6,13 +6,12 @@ what is asked for makes no sense. A repeated row is never counted twice.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
-from dispatch.fabric.schema import ENDINGS
 from dispatch.telemetry.history.conditions import FAILED, before, condition, milliseconds, only_known
+from dispatch.telemetry.history.measures import DELIVERY, by_pool, counted, endings, percentiles
 from dispatch.telemetry.history.records import (
     AttemptEntry,
     Cursor,
@@ -60,22 +59,6 @@ _ATTEMPT = ", ".join(
 _NEWEST_FIRST = (
     "ORDER BY fabric_group_id DESC, ended_at DESC, request_id DESC"  # as the table is sorted: read backwards
 )
-_TIMES = {"queue_wait": "queue_wait_ms", "execution": "execution_ms", "total_latency": "total_latency_ms"}
-_QUANTILES = "quantilesExact(0.5, 0.95, 0.99)"
-
-
-def _measured(times: dict[str, str]) -> str:
-    columns = (f"{_QUANTILES}({column}) AS {name}, count({column}) AS {name}_count" for name, column in times.items())
-    return ", ".join(columns)
-
-
-_COUNTS = ", ".join(
-    (
-        "sum(times) AS requests, sum(cost_units) AS cost",
-        *(f"sumIf(times, ending = '{ending}') AS ended_{ending}" for ending in ENDINGS),
-        _measured(_TIMES),
-    )
-)
 
 
 class History:
@@ -122,15 +105,12 @@ class History:
     def stats(self, wanted: Filter) -> Stats:
         """Count and measure what ended, over all pools and for each."""
         where, values = condition(self.group, wanted)
-        sql = f"SELECT pool_id, grouping(pool_id) AS whole, {_COUNTS} FROM {REQUESTS} FINAL WHERE {where}"
-        rows = self.store.query(f"{sql} GROUP BY GROUPING SETS ((pool_id), ()) ORDER BY pool_id", values)
+        rows = self.store.query(by_pool(f"{REQUESTS} FINAL WHERE {where}"), values)
         delivery = self._delivery(wanted)
         seconds = _seconds(wanted.since_ms, wanted.until_ms)
         pools = [_pool_stats(row, row["pool_id"], seconds, delivery) for row in rows if not row["whole"]]
         total = [_pool_stats(row, None, seconds, delivery) for row in rows if row["whole"]]
-        return Stats(
-            since_ms=wanted.since_ms, until_ms=wanted.until_ms, pools=pools, total=total[0] if total else _NOTHING
-        )
+        return Stats(since_ms=wanted.since_ms, until_ms=wanted.until_ms, pools=pools, total=total[0])
 
     def series(self, wanted: Filter, step_s: int) -> Series:
         """Count and measure what ended, step by step and pool by pool. The filter's times are needed."""
@@ -138,15 +118,15 @@ class History:
         where, values = condition(self.group, wanted)
         start = f"intDiv({milliseconds('ended_at')} - {{since_ms:Int64}}, {{step_ms:Int64}})"
         rows = self.store.query(
-            f"SELECT {start} AS step, pool_id, {_COUNTS} FROM {REQUESTS} FINAL WHERE {where}"
+            f"SELECT {start} AS step, pool_id, {counted()} FROM {REQUESTS} FINAL WHERE {where}"
             f" GROUP BY step, pool_id ORDER BY step, pool_id LIMIT {_POINTS_MAX + 1}",
             values | {"step_ms": step_s * 1000},
         )
         points = [
             SeriesPoint(
                 start_ms=since_ms + row["step"] * step_s * 1000, pool_id=row["pool_id"], requests=row["requests"],
-                per_second=row["requests"] / step_s, endings=_endings(row), cost_units=row["cost"],
-                **{name: _percentiles(row, name) for name in _TIMES},
+                per_second=row["requests"] / step_s, endings=endings(row), cost_units=row["cost"],
+                **percentiles(row),
             )
             for row in rows[:_POINTS_MAX]
         ]  # fmt: skip
@@ -237,21 +217,13 @@ class History:
     def _delivery(self, wanted: Filter) -> dict[str | None, Percentiles | None]:
         """Measure how long replies waited for their producers; None = of all pools. Other filters say nothing of it."""
         where, values = condition(self.group, only_known(wanted, _OF_DELIVERIES), time="delivered_at")
-        rows = self.store.query(
-            f"SELECT pool_id, grouping(pool_id) AS whole, {_measured({'delivery': 'delivery_ms'})}"
-            f" FROM {DELIVERIES} FINAL WHERE {where} GROUP BY GROUPING SETS ((pool_id), ())",
-            values,
-        )
-        return {None if row["whole"] else row["pool_id"]: _percentiles(row, "delivery") for row in rows}
+        rows = self.store.query(by_pool(f"{DELIVERIES} FINAL WHERE {where}", DELIVERY, {}), values)
+        return {None if row["whole"] else row["pool_id"]: percentiles(row, DELIVERY)["delivery"] for row in rows}
 
 
 _OF_ATTEMPTS = ("pool_id", "model", "gateway_id", "endpoint_id")
 _OF_DELIVERIES = ("pool_id", "producer_id")
 _NO_FINER_TOKENS = {"cached_input_tokens": 0, "reasoning_output_tokens": 0}
-_NOTHING = PoolStats(
-    pool_id=None, requests=0, per_second=0.0, endings={}, cost_units=0, queue_wait=None, execution=None,
-    total_latency=None, delivery=None,
-)  # fmt: skip
 
 
 def _times(wanted: Filter, step_s: int) -> tuple[int, int]:
@@ -280,23 +252,11 @@ def _words(text: str) -> list[str]:
         return [text]
 
 
-def _endings(row: Row) -> dict[str, int]:
-    return {ending: count for ending in ENDINGS if (count := row[f"ended_{ending}"])}
-
-
-def _percentiles(row: Row, name: str) -> Percentiles | None:
-    count = row[f"{name}_count"]
-    if not count:
-        return None
-    p50, p95, p99 = (0.0 if math.isnan(value) else float(value) for value in row[name])
-    return Percentiles(count=count, p50=p50, p95=p95, p99=p99)
-
-
 def _pool_stats(
     row: Row, pool_id: str | None, seconds: float | None, delivery: dict[str | None, Percentiles | None]
 ) -> PoolStats:
     return PoolStats(
         pool_id=pool_id, requests=row["requests"], per_second=None if seconds is None else row["requests"] / seconds,
-        endings=_endings(row), cost_units=row["cost"], delivery=delivery.get(pool_id),
-        **{name: _percentiles(row, name) for name in _TIMES},
+        endings=endings(row), cost_units=row["cost"], delivery=delivery.get(pool_id),
+        **percentiles(row),
     )  # fmt: skip

@@ -159,7 +159,7 @@ class RequestStory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Milliseconds that half, 95 % and 99 % of the requests stayed within; exact. `count`: of how many."""
+    """Milliseconds that half, 95 % and 99 % of the requests stayed within, to 0.5 %. `count`: of how many."""
 
     count: int
     p50: float

@@ -7,8 +7,12 @@ import pytest
 from dispatch.contract.details import AttemptDetails
 from dispatch.errors import InvalidRequest
 from dispatch.telemetry.history.queries import History
-from dispatch.telemetry.history.records import Filter
+from dispatch.telemetry.history.records import Filter, Percentiles
 from tests.support.history import NOW_MS, delivery, envelope, queued_only, record, write
+
+
+def near(found: Percentiles) -> list[object]:
+    return [pytest.approx(value, rel=0.02) for value in (found.p50, found.p95, found.p99)]
 
 
 def test_lists_are_filtered_and_come_in_parts_newest_first(history: History) -> None:
@@ -63,7 +67,7 @@ def test_requests_that_ended_at_once_are_all_listed(history: History) -> None:
     assert cursor == ""
 
 
-def test_percentiles_and_throughput_are_exact(history: History) -> None:
+def test_percentiles_are_within_half_a_percent_and_throughput_is_exact(history: History) -> None:
     records = [
         record(
             at, pool_id="a", ended_ms=NOW_MS - 50_000 + at * 10, submitted_ms=NOW_MS - 150_000,
@@ -78,11 +82,13 @@ def test_percentiles_and_throughput_are_exact(history: History) -> None:
         assert (row.requests, row.per_second, row.cost_units) == (100, 1.0, 200)
         assert row.endings == {"succeeded": 100}
         assert row.queue_wait is not None
-        assert (row.queue_wait.count, row.queue_wait.p50, row.queue_wait.p95, row.queue_wait.p99) == (100, 51, 96, 100)
+        assert row.queue_wait.count == 100
+        assert near(row.queue_wait) == [51, 96, 100]
         assert row.delivery is not None
-        assert (row.delivery.count, row.delivery.p50, row.delivery.p99) == (100, 50, 99)
+        assert row.delivery.count == 100
+        assert near(row.delivery) == [50, 95, 99]
         assert row.total_latency is not None
-        assert row.total_latency.p50 == 100_510
+        assert row.total_latency.p50 == pytest.approx(100_510, rel=0.005)
     nothing = history.stats(Filter(since_ms=NOW_MS, until_ms=NOW_MS + 1_000))
     assert (nothing.total.requests, nothing.total.per_second, nothing.total.queue_wait) == (0, 0.0, None)
     assert nothing.pools == []
@@ -104,7 +110,7 @@ def test_a_series_counts_each_step_and_pool(history: History) -> None:
     ]  # fmt: skip
     assert series.points[0].per_second == 0.2
     assert series.points[0].execution is not None
-    assert series.points[0].execution.p95 == 700
+    assert series.points[0].execution.p95 == pytest.approx(700, rel=0.005)
     with pytest.raises(InvalidRequest, match="makes more than 1000 steps"):
         history.series(Filter(since_ms=0, until_ms=NOW_MS), 10)
     with pytest.raises(InvalidRequest, match="ends before it begins"):
