@@ -60,7 +60,7 @@ class ClickHouseHttp:
         if body is None or given.get("content-encoding", "identity") != "identity":
             return _refusal(0, "a body of this size or encoding is not read", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        statement = read_statement(query, body)
+        statement = read_statement(query, body, given.get("content-type", ""))
         if not statement.text.strip():
             return _refusal(62, "Code: 62. there is no statement", HTTPStatus.BAD_REQUEST)
         try:

