@@ -1,9 +1,9 @@
 """Gateway throughput with telemetry on (metrics, spans, history) beside off, in turn.
 
-Two gateway processes of one server, each with a group of its own, the same producer process and a no-op executor: one
-counts, records and turns its records into rows of history, the other does nothing of that. Told are the rates and the
-processor time of the gateway for each request; the ratio of the latter does not hang on what else the machine does.
-Without --history the rows are made and thrown away.
+Two gateway processes of one server, each with a group of its own, the same producer process and the same backend, which
+has its answers ready: one counts, records and turns its records into rows of history, the other does nothing of that.
+Told are the rates and the processor time of the gateway for each request; the ratio of the latter hangs less on what
+else the machine does. Without --history the rows are made and thrown away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 from opentelemetry.sdk.resources import Resource
@@ -51,27 +53,50 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
     parser.add_argument("--quick", action="store_true", help="about half a minute")
+    parser.add_argument("--noop", action="store_true", help="no calls to a backend: the executor does nothing")
     parser.add_argument("--history", metavar="URL", default="", help="write the rows there, too (see README, History)")
     parser.add_argument("--gateway", nargs=2, metavar=("URL", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.gateway:
-        anyio.run(serve, *arguments.gateway, arguments.history, backend_options={"use_uvloop": True})
+        how = How(arguments.history, arguments.noop)
+        anyio.run(serve, *arguments.gateway, how, backend_options={"use_uvloop": True})
         return
     rounds, seconds = (4, 2.0) if arguments.quick else (8, 4.0)
-    with bench_server() as server:
-        result = measure(server, arguments.history, rounds, seconds)
+    with bench_server() as server, backend() as endpoint_url:
+        result = measure(server, endpoint_url, How(arguments.history, arguments.noop), (rounds, seconds))
     print(json.dumps(result, indent=2) if arguments.json else "\n".join(f"{k:28} {v}" for k, v in result.items()))
 
 
-def measure(server: BenchServer, history: str, rounds: int, seconds: float) -> dict[str, object]:
+class How(NamedTuple):
+    """Where rows go ("" = nowhere), and whether no backend is called."""
+
+    history: str
+    noop: bool
+
+
+@contextmanager
+def backend() -> Iterator[str]:
+    """Run a backend; gives its URL."""
+    process = subprocess.Popen([sys.executable, "-m", "scripts.bench.ingress_backend"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        yield process.stdout.readline().decode().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(server: BenchServer, endpoint_url: str, how: How, extent: tuple[int, float]) -> dict[str, object]:
     """Start a gateway for each mode and measure them in turn; returns the benchmark's document."""
+    rounds, seconds = extent
     for group in GROUPS.values():
         server.configure(group, {
             "total_concurrent_dispatch": OUTSTANDING, "pools": [{"pool_id": "default"}],
-            "endpoints": [{"endpoint_id": "default", "url": "http://127.0.0.1:9/v1"}],
+            "endpoints": [{"endpoint_id": "default", "url": endpoint_url}],
         })  # fmt: skip
-    command = [sys.executable, "-m", "scripts.bench.telemetry_cost", "--history", history, "--gateway", server.url]
-    gateways = {mode: subprocess.Popen([*command, mode], stdout=subprocess.DEVNULL) for mode in GROUPS}
+    command = [sys.executable, "-m", "scripts.bench.telemetry_cost", "--history", how.history, "--gateway", server.url]
+    noop = ["--noop"] if how.noop else []
+    gateways = {mode: subprocess.Popen([*command, mode, *noop], stdout=subprocess.DEVNULL) for mode in GROUPS}
     rates: dict[str, list[float]] = {mode: [] for mode in GROUPS}
     used_us: dict[str, list[float]] = {mode: [] for mode in GROUPS}
     try:
@@ -108,15 +133,16 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def serve(url: str, mode: str, history: str) -> None:
-    """Be a gateway without HTTP whose executor does nothing. Ends with SIGTERM."""
+async def serve(url: str, mode: str, how: How) -> None:
+    """Be a gateway without an HTTP front. Ends with SIGTERM."""
     on = mode == "on"
     settings = GatewaySettings(valkey_url=url, fabric_group=GROUPS[mode], slots=OUTSTANDING)
     metrics = Metrics(Resource.create(), settings.fabric_group) if on else None
     options = RecorderOptions(group=settings.fabric_group, consumer=settings.gateway_id, resource=Resource.create())
-    recording = Recording(url, options, [sink_of(history)] if on else [])
+    recording = Recording(url, options, [sink_of(how.history)] if on else [])
     observer = NOBODY if metrics is None else metrics.counting
-    async with recording, Gateway(settings, executor=NoopExecutor(b"y" * BODY_BYTES), observer=observer):
+    executor = NoopExecutor(b"y" * BODY_BYTES) if how.noop else None
+    async with recording, Gateway(settings, executor=executor, observer=observer):
         await anyio.sleep_forever()
 
 
