@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 COOKIE = "fabric-studio"
 _FORM_BYTES = 8_192
 _CHECK_AGAIN_S = 2.0
+_FIRST_LOOK_S = 3.0
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'; "
@@ -59,6 +60,9 @@ def create_app(studio: Studio) -> FastAPI:
                 asyncio.create_task(reader.run(), name=f"reader {name}") for name, reader in studio.readers.items()
             ]
             stack.push_async_callback(_end, tasks)
+            with suppress(TimeoutError):  # whoever comes first finds the group read
+                async with asyncio.timeout(_FIRST_LOOK_S):
+                    await asyncio.gather(*(reader.tried.wait() for reader in studio.readers.values()))
             yield
 
     app = FastAPI(title="Fabric Dispatch Studio", lifespan=lifespan, openapi_url=None)

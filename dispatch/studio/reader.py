@@ -59,6 +59,8 @@ class Reader:
         self._recent: deque[FabricView] = deque()
         self._steps: deque[FabricView] = deque()
         self._wake = asyncio.Event()
+        self.tried = asyncio.Event()
+        """The group was read once, or could not be."""
         self._answered_ms: int | None = None
         self._verified = False
 
@@ -90,6 +92,7 @@ class Reader:
             while True:
                 began = time.monotonic()
                 await self._read()
+                self.tried.set()
                 if hearing is None and self.connection is not None:
                     hearing = asyncio.create_task(self._hear(self.connection), name="channel")
                 await self._pause(began)
