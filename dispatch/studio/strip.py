@@ -64,9 +64,13 @@ class Strip:
         ]
 
 
+def _since(seen: _Seen) -> int:
+    """Return since when it is so: what holds a pool may let go for a moment and hold it again."""
+    return seen.first_ms if seen.finding.since_ms is None else min(seen.first_ms, seen.finding.since_ms)
+
+
 def _is_steady(seen: _Seen) -> bool:
-    since = seen.first_ms if seen.finding.since_ms is None else min(seen.first_ms, seen.finding.since_ms)
-    return seen.last_ms - since >= APPEARS_MS
+    return seen.last_ms - _since(seen) >= APPEARS_MS
 
 
 def _row(seen: _Seen, now: int) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def _row(seen: _Seen, now: int) -> dict[str, Any]:
         "kind": finding.kind,
         "subject": finding.subject,
         "sentence": finding.sentence,
-        "since_ms": finding.since_ms,
+        "since_ms": _since(seen),
         "act": None
         if finding.act is None
         else {"label": finding.act.label, "target": finding.act.target, "name": finding.act.name},

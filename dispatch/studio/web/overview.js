@@ -4,7 +4,7 @@ import { href } from "./router.js";
 import { parts } from "./parts.js";
 import { PoolMap } from "./pool_map.js";
 import { openDialog } from "./acts.js";
-import { told } from "./words.js";
+import { gathered, told } from "./words.js";
 import { count, percent, rate, clock, duration, plural, shortId, UNKNOWN } from "./format.js";
 
 const KINDS = { broken: ["octagon", "broken"], held: ["hourglass", "hold"], capped: ["bars", "hold"], person: ["pause", "person"], unknown: ["dashed", "grey"], note: ["alert", "grey"] };
@@ -204,8 +204,11 @@ export const EventRow = {
     when() {
       return clock(this.event.at_ms);
     },
+    first() {
+      return clock(this.event.first_ms);
+    },
   },
-  template: `<div class="event"><time class="num" :title="event.at_ms ? new Date(event.at_ms).toISOString() : ''">{{ when }}</time><badge :name="told.icon" :tone="told.tone" :label="event.kind"></badge><span class="two"><span class="what"><template v-for="[text, strong] in told.parts"><b v-if="strong"><bdi>{{ text }}</bdi></b><template v-else>{{ text }}</template></template></span><span class="sub" v-if="told.more">{{ told.more }}</span></span><slot></slot></div>`,
+  template: `<div class="event"><time class="num" :title="event.at_ms ? new Date(event.at_ms).toISOString() : ''">{{ when }}</time><badge :name="told.icon" :tone="told.tone" :label="event.kind"></badge><span class="two"><span class="what"><template v-for="[text, strong] in told.parts"><b v-if="strong"><bdi>{{ text }}</bdi></b><template v-else>{{ text }}</template></template></span><span class="sub" v-if="told.more || event.times > 1">{{ told.more }}<template v-if="event.times > 1"> · {{ event.times }} moves since {{ first }}</template></span></span><slot></slot></div>`,
 };
 
 export function newestEvents(most) {
@@ -231,7 +234,7 @@ export const Overview = {
       return [[n("live"), "live"], [n("draining"), "draining"], [n("late"), "without heartbeat"], [n("gone"), "gone"]].filter(([k], at) => k || !at).map(([k, word]) => `${k} ${word}`).join(", ");
     },
     longest: () => Object.entries(S.leases).sort((a, b) => (a[1].claimed_ms || 0) - (b[1].claimed_ms || 0)).slice(0, 5),
-    events: () => newestEvents(8),
+    events: () => gathered(newestEvents(50)).slice(0, 8),
     bottleneck: () => bottleneck(),
     unknown: () => S.one.status?.unknown || {},
   },
