@@ -7,16 +7,22 @@ import signal
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from dispatch.errors import HistoryUnavailable
+from dispatch.fabric.functions import request_cancel
 from dispatch.telemetry.history.queries import History
 from dispatch.telemetry.history.records import Filter
 from dispatch.telemetry.history.store import HistoryStore
 from dispatch.telemetry.sinks import SinkAway, ThreadSink
 from dispatch.telemetry.spans import spans_of
-from tests.support.groups import unique_group
+from tests.support.by_hand import ByHand
+from tests.support.gateway_process import GatewayProcess
+from tests.support.groups import configure, unique_group
 from tests.support.history import PASSWORD, PASSWORD_ENV, RESOURCE, record, served_history
+from tests.support.producing import until
+from tests.support.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +52,31 @@ async def test_spans_are_kept_by_who_brings_them_until_the_history_is_back(
         assert [row.request_id for row in rows] == ["r-0"]
         await sink.aclose()
     assert PASSWORD not in caplog.text
+
+
+async def test_a_gateway_writes_what_ended_while_its_history_was_away(valkey: ValkeyProcess, tmp_path: Path) -> None:
+    group = unique_group()
+    configure(valkey.url, group)
+    hand = ByHand(valkey.url, group)
+    ended = hand.submit("default", 3)
+    for request_id in ended:
+        hand.run(request_cancel(request_id, actor="test"))
+    with served_history(tmp_path / "history") as served:
+        await anyio.to_thread.run_sync(served.stop)
+        told = {"history_url": served.url, "history_password_env": PASSWORD_ENV}
+        async with GatewayProcess(valkey.url, group, **told) as gateway:
+            await until(lambda: gateway.event("sink_away") is not None, within_s=30)
+            async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as client:
+                assert (await client.get("/readyz")).status_code == 200  # calls are none of its business
+                assert (await client.get("/api/v1/history/stats")).status_code == 503
+                await anyio.to_thread.run_sync(served.start)
+                await until(lambda: gateway.event("sink_back") is not None, within_s=60)
+                found = (await client.get("/api/v1/history/verify")).json()
+            assert gateway.stderr.count('"sink_away"') == 1
+            assert PASSWORD not in gateway.stderr
+        assert (found["rows"], found["counters"]) == ({"cancelled": 3}, {"cancelled": 3})
+        assert (found["checked"]["written"], found["checked"]["missing"]) == (3, [])
+    hand.close()
 
 
 async def test_a_killed_history_has_what_it_said_it_has(tmp_path: Path) -> None:
