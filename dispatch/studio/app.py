@@ -20,7 +20,7 @@ from dispatch.errors import AccessRefused, DispatchError
 from dispatch.studio.acts import ACTS
 from dispatch.studio.asking import Counter, Question
 from dispatch.studio.looks import LOOKS
-from dispatch.studio.past import PAST
+from dispatch.studio.past import PAST, keep_facts
 from dispatch.studio.reader import Reader
 from dispatch.studio.stage import HEAD, STYLE, Stage
 from dispatch.studio.visitors import SESSION_S, Door, Sessions, Visitor
@@ -59,6 +59,8 @@ def create_app(studio: Studio) -> FastAPI:
             tasks = [
                 asyncio.create_task(reader.run(), name=f"reader {name}") for name, reader in studio.readers.items()
             ]
+            for group, history in studio.histories.items():
+                tasks.append(asyncio.create_task(keep_facts(studio.readers[group], history), name="history facts"))
             stack.push_async_callback(_end, tasks)
             with suppress(TimeoutError):  # whoever comes first finds the group read
                 async with asyncio.timeout(_FIRST_LOOK_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,8 @@ import msgspec
 
 from dispatch.errors import DispatchError, HistoryOff
 from dispatch.studio.asking import Question
+from dispatch.studio.findings import HistoryFacts
+from dispatch.studio.reader import Reader
 from dispatch.telemetry.history.queries import History
 from dispatch.telemetry.history.records import Filter, Percentiles, RequestEntry, Series
 
@@ -17,6 +20,8 @@ T = TypeVar("T")
 
 OFF = "History is off. Set history.url to keep finished requests."
 _PAGE = 100
+_FACTS_EVERY_S = 60.0
+_FACTS_OF_MS = 3_600_000
 _STEPS = 60
 _RANGE_MAX_MS = 400 * 24 * 3_600_000
 _GROUPS = {
@@ -98,6 +103,21 @@ async def shares(question: Question) -> dict[str, Any]:
     found = await _ask(lambda: history.shares(wanted, step_s, weights))
     result: dict[str, Any] = msgspec.to_builtins(found)
     return result
+
+
+async def keep_facts(reader: Reader, history: History) -> None:
+    """Tell the reader once a minute what runs usually take, until cancelled; it judges by that what is unusual."""
+    while True:
+        until = time.time_ns() // 1_000_000
+        wanted = Filter(since_ms=until - _FACTS_OF_MS, until_ms=until, ending="succeeded")
+        try:
+            stats = await asyncio.to_thread(history.stats, wanted)
+        except DispatchError as error:
+            reader.history = HistoryFacts(problem=str(error))
+        else:
+            found = {pool.pool_id: pool.execution.p95 for pool in stats.pools if pool.pool_id and pool.execution}
+            reader.history = HistoryFacts(run_p95_ms=found)
+        await asyncio.sleep(_FACTS_EVERY_S)
 
 
 def _history(question: Question) -> History:

@@ -24,6 +24,7 @@ from dispatch.fabric.schema import key
 from dispatch.fabric.verifying import verify_library
 from dispatch.fabric.view import FabricView, Wanted, read_view
 from dispatch.studio.board import Memory, note_gone, tables_of
+from dispatch.studio.findings import HistoryFacts
 from dispatch.studio.patches import patch_between
 from dispatch.studio.redacting import address_of
 from dispatch.studio.strip import Strip
@@ -52,6 +53,7 @@ class Reader:
         self.tables: dict[str, dict[str, dict[str, Any]]] = {"one": {"status": {"state": "loading"}}}
         self.memory = Memory()
         self.strip = Strip()
+        self.history: HistoryFacts | None = None
         self.view: FabricView | None = None
         self._url = url
         self._client = client
@@ -180,7 +182,7 @@ class Reader:
         self._answered_ms = view.server_ms
         tables = tables_of(view, memory)
         tables["one"]["status"] = {"state": "fresh", "unknown": dict(view.unknown)}
-        tables["attention"] = self.strip.rows(view, memory)
+        tables["attention"] = self.strip.rows(view, memory, self.history)
         if ticked:
             tables["one"]["lines"] = {name: list(line) for name, line in memory.lines.group.items()}
         elif "lines" in self.tables["one"]:

@@ -20,7 +20,8 @@ export const Pill = {
         case "lost": return ["broken", "No answer since", clock(S.heard)];
         case "away": return ["broken", "Stale since", clock(status.value.seen_ms ?? status.value.since_ms)];
         case "fresh": return ["work", "Live", `${ago} ago`];
-        default: return ["hold", freshness.value, ""];
+        case "mismatch": return ["hold", "Another library", ""];
+        default: return ["grey", "No config yet", ""];
       }
     },
     S: () => S,
