@@ -39,10 +39,15 @@ export const Bars = {
         below += one[key];
       }
     }
-    for (const [n, [at, word]] of (this.marks || []).entries()) {
+    let free = 0; // where the next word has room
+    for (const [at, word] of this.marks || []) {
       const x = across(at, this.from, this.to, 6);
       cells.push(h("line", { x1: x, x2: x, y1: BOX.top - 2, y2: H - BOX.bottom, class: "mark" }));
-      cells.push(h("text", { x: Math.min(W - 60, Math.max(60, x)), y: n % 2 ? 22 : 11, class: "tick", "text-anchor": "middle" }, word));
+      const half = word.length * 2.8;
+      const middle = Math.min(W - half - 4, Math.max(BOX.left + half, x));
+      if (middle - half < free) continue;
+      free = middle + half + 8;
+      cells.push(h("text", { x: middle, y: 11, class: "tick", "text-anchor": "middle" }, word));
     }
     const words = this.kinds.map(([key, word]) => `${word} ${count(this.steps.reduce((total, one) => total + one[key], 0))}`).join(", ");
     return h("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `endings over time: ${words}` }, [...cells, ...times(this.from, this.to, 6)]);

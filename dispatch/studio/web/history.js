@@ -65,7 +65,7 @@ export const History = {
       for (const row of Object.values(S.events)) {
         if (!this.facts || row.at_ms < this.facts.since_ms || row.at_ms > this.facts.until_ms) continue;
         const f = row.facts || {};
-        if (row.kind === "breaker" && f.to === "open") found.push([row.at_ms, `${f.endpoint} breaker open`]);
+        if (row.kind === "breaker" && f.to === "open" && f.from !== "half_open") found.push([row.at_ms, `${f.endpoint} breaker open`]);
         else if (row.kind === "pause") found.push([row.at_ms, `${f.pool} paused`]);
         else if (row.kind === "config") found.push([row.at_ms, `generation ${f.generation}`]);
       }

@@ -135,7 +135,7 @@ export const EndpointCard = {
       if (e.reason === "endpoint_gated") return ["hourglass", "hold", "holding"];
       if (e.reason === "endpoint_capacity") return ["bars", "hold", "full"];
       if (!e.breaker) return ["dashed", "grey", "state unknown"];
-      return ["chevrons", "work", "open for traffic"];
+      return ["chevrons", "work", "open"];
     },
     link() {
       return href("endpoints", this.id);
