@@ -68,7 +68,9 @@ def studio(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
             help="The environment variable that holds the history's password.",
         ),
     ] = "",
-    valkey_client: Annotated[str, typer.Option(help="glide or redis.")] = "glide",
+    valkey_client: Annotated[
+        str, typer.Option(help="redis or glide; redis-py says at once why a server cannot be reached.")
+    ] = "redis",
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = "info",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document with the address on stdout.")] = False,

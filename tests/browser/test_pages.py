@@ -247,3 +247,28 @@ def test_what_is_not_known_is_a_word_and_no_zero(scene: Scene, opens: Opens, fie
     lane = page.locator(".lane[data-id=document-extract]")
     words = {"cap": "no cap", "arriving": "measuring", "min": "Pool is at its cap", "fair": "", "share": "unknown"}
     expect(lane).to_contain_text(words.get(field, "unknown"))
+
+
+def test_numbers_are_told_as_people_read_them(scene: Scene, opens: Opens) -> None:
+    page = opens(scene.at())
+    told = page.evaluate("""async () => {
+      const f = await import("fabric-studio/format.js");
+      return [
+        [136, 5800, 48_000, 142_000, 11_100_000, 205_200_000, 0, 0.4, null].map(f.duration),
+        [12.3, 0.2, 0.004, 0, 0.0001, null].map(f.rate),
+        [0.037, 0.54, 0, 0.0004, null].map(f.percent),
+        [2601, 0, null].map(f.count),
+        [905, 11_100, 14_700_000, null].map(f.tokens),
+        ["=cmd()", "+1", "a,b", "plain", null].map(f.csvCell),
+        [f.cut("document-extract-eu-west", 20), f.cut("short")],
+      ];
+    }""")
+    assert told == [
+        ["136 ms", "5.8 s", "48 s", "2 m 22 s", "3 h 05 m", "2 d 9 h", "0 ms", "< 1 ms", "unknown"],
+        ["12.3/s", "0.2/s", "0.2/min", "0/s", "< 0.1/min", "unknown"],
+        ["3.7 %", "54 %", "0 %", "< 0.1 %", "unknown"],
+        ["2\u202f601", "0", "unknown"],
+        ["905", "11.1k", "14.7M", "unknown"],
+        ['"\'=cmd()"', '"\'+1"', '"a,b"', "plain", ""],
+        ["document-e…t-eu-west", "short"],
+    ]
