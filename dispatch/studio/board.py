@@ -37,14 +37,13 @@ def tables_of(view: FabricView, memory: Memory) -> dict[str, dict[str, dict[str,
     """Return all tables of a page."""
     endpoints = {row.endpoint_id: row for row in view.endpoints or ()}
     pools = view.pools or ()
-    events = list(view.events or ())[:_EVENTS_SHOWN]
     return {
         "one": {"group": _group(view), "totals": _totals(view, memory)},
         "pools": {row.pool_id: _pool(row, endpoints.get(row.endpoint_id or ""), memory, view) for row in pools},
         "endpoints": {name: _endpoint(row) for name, row in endpoints.items()},
         "gateways": _gateways(view, memory),
         "leases": {row.request_id: _lease(row) for row in (view.running or ())[:LEASES_SHOWN]},
-        "events": {row.event_id: _event(row) for row in events},
+        "events": _events(view.events or ()),
     }
 
 
@@ -268,6 +267,28 @@ def _lease(row: RequestRow) -> dict[str, Any]:
         "first_chunk_ms": row.first_chunk_ms,
         "state": state,
     }
+
+
+def _events(rows: Iterable[EventRow]) -> dict[str, dict[str, Any]]:
+    """Return the newest events. A breaker that opens and probes again and again is one, with how often it moved."""
+    shown: dict[str, dict[str, Any]] = {}
+    last: dict[str, Any] | None = None
+    for row in rows:
+        event = _event(row)
+        if last is not None and _goes_on(event, last):
+            last["times"] = last.get("times", 1) + 1
+            last["first_ms"] = row.at_ms
+            continue
+        if len(shown) == _EVENTS_SHOWN:
+            break
+        shown[row.event_id] = last = event
+    return shown
+
+
+def _goes_on(event: dict[str, Any], last: dict[str, Any]) -> bool:
+    return all(each["kind"] == "breaker" and each["facts"].get("to") != "closed" for each in (event, last)) and (
+        event["facts"].get("endpoint") == last["facts"].get("endpoint")
+    )
 
 
 def _event(row: EventRow) -> dict[str, Any]:

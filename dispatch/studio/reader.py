@@ -135,7 +135,7 @@ class Reader:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 connection = await self._connected()
-                view = await read_view(connection, self.group, Wanted(running=1_000, endings=200, events=50))
+                view = await read_view(connection, self.group, Wanted(running=1_000, endings=200, events=200))
         except TimeoutError:
             self._away(f"no answer within {_ANSWER_S:.0f} s")
         except GroupUnknown:

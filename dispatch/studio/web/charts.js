@@ -4,7 +4,7 @@ import { clock, count, day, duration } from "./format.js";
 
 const W = 600;
 const H = 190;
-const BOX = { left: 46, right: 70, top: 18, bottom: 22 };
+const BOX = { left: 58, right: 70, top: 18, bottom: 22 };
 
 function nice(top) {
   const ten = 10 ** Math.floor(Math.log10(Math.max(1, top)));

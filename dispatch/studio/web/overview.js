@@ -4,7 +4,7 @@ import { href } from "./router.js";
 import { parts } from "./parts.js";
 import { PoolMap } from "./pool_map.js";
 import { openDialog } from "./acts.js";
-import { gathered, told } from "./words.js";
+import { told } from "./words.js";
 import { count, percent, rate, clock, duration, plural, shortId, UNKNOWN } from "./format.js";
 
 const KINDS = { broken: ["octagon", "broken"], held: ["hourglass", "hold"], capped: ["bars", "hold"], person: ["pause", "person"], unknown: ["dashed", "grey"], note: ["alert", "grey"] };
@@ -234,7 +234,7 @@ export const Overview = {
       return [[n("live"), "live"], [n("draining"), "draining"], [n("late"), "without heartbeat"], [n("gone"), "gone"]].filter(([k], at) => k || !at).map(([k, word]) => `${k} ${word}`).join(", ");
     },
     longest: () => Object.entries(S.leases).sort((a, b) => (a[1].claimed_ms || 0) - (b[1].claimed_ms || 0)).slice(0, 5),
-    events: () => gathered(newestEvents(50)).slice(0, 8),
+    events: () => newestEvents(8),
     bottleneck: () => bottleneck(),
     unknown: () => S.one.status?.unknown || {},
   },

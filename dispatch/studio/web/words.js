@@ -58,16 +58,3 @@ export function told({ kind, facts }) {
 }
 
 export const RANK = { broken: 0, hold: 1, person: 2, work: 4, grey: 5 };
-
-// A breaker that opens and probes again and again is one thing that happened: the newest, and how often.
-export function gathered(rows) {
-  const found = [];
-  for (const row of rows) {
-    const last = found[found.length - 1];
-    if (row.kind === "breaker" && last?.kind === "breaker" && last.facts.endpoint === row.facts.endpoint && row.facts.to !== "closed" && last.facts.to !== "closed") {
-      last.times += 1;
-      last.first_ms = row.at_ms;
-    } else found.push({ ...row, times: 1 });
-  }
-  return found;
-}

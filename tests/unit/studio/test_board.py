@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from dispatch.fabric.view import EndingRow, EndpointRow, FabricView, GateRow, GatewayRow, GroupRow, Note, PoolRow
+from dispatch.fabric.view import (
+    EndingRow,
+    EndpointRow,
+    EventRow,
+    FabricView,
+    GateRow,
+    GatewayRow,
+    GroupRow,
+    Note,
+    PoolRow,
+)
 from dispatch.studio.board import Memory, note_gone, tables_of
 from dispatch.studio.lines import POINT_MS, Lines, Recent
 from dispatch.studio.patches import patch_between
@@ -163,3 +173,15 @@ def test_findings_neither_flash_nor_vanish_at_once() -> None:
     [row] = strip.rows(view(NOW + APPEARS_MS + 1_000, **well), memory).values()
     assert row["cleared"]
     assert strip.rows(view(NOW + APPEARS_MS + STAYS_MS + 1_001, **well), memory) == {}
+
+
+def test_a_breaker_that_moves_again_and_again_hides_no_person() -> None:
+    moves = [("open", "half_open"), ("half_open", "open")] * 40
+    rows = [
+        EventRow(event_id=f"{NOW - at}-0", kind="breaker", at_ms=NOW - at, facts={"endpoint": "e", "to": to})
+        for at, (_, to) in enumerate(moves)
+    ]
+    rows.append(EventRow(event_id="5-0", kind="pause", at_ms=5, facts={"pool": "p", "actor": "m.okafor"}))
+    [breaker, pause] = tables_of(view(events=tuple(rows)), Memory())["events"].values()
+    assert (breaker["times"], breaker["at_ms"], breaker["first_ms"]) == (80, NOW, NOW - 79)
+    assert pause["facts"]["actor"] == "m.okafor"
