@@ -15,6 +15,7 @@ import typer
 
 from dispatch.cli.remote import RemoteConnection, is_gateway
 from dispatch.errors import DispatchError
+from dispatch.fabric.address import is_valkey, redacted
 from dispatch.fabric.functions import fabric_snapshot
 from dispatch.fabric.schema import check_group
 from dispatch.fabric.sync import BlockingConnection
@@ -33,6 +34,17 @@ DEFAULT_GROUP = "default"
 
 _VALKEY_HELP = "Valkey: valkey://[[user]:password@]host[:port][/db], valkeys:// with TLS, ?cluster=true for a cluster."
 
+
+def _valkey_or_gateway(url: str) -> str:
+    if is_valkey(url) or is_gateway(url):
+        return url
+    complain(
+        f"the address {redacted(url)!r} is neither Valkey's (valkey://host:port, valkeys:// with TLS) nor a gateway's "
+        "(http://host:port, https://host)"
+    )
+    raise typer.Exit(TROUBLE)
+
+
 ServerUrl = Annotated[str, typer.Option("--url", envvar="DISPATCH_VALKEY_URL", help=_VALKEY_HELP)]
 Url = Annotated[
     str,
@@ -40,6 +52,7 @@ Url = Annotated[
         "--url",
         "--gateway",
         envvar="DISPATCH_VALKEY_URL",
+        callback=_valkey_or_gateway,
         help=f"{_VALKEY_HELP} Or a gateway: http://host[:port] or https://host, with the key in DISPATCH_API_KEY.",
     ),
 ]

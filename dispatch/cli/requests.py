@@ -57,7 +57,9 @@ def list_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
     """
     with fabric_group(url, group) as fabric:
         if pool and not list(fabric.rows("pools", pool)):
-            raise PoolUnknown(f"pool {pool!r} is not configured in group {group}")
+            raise PoolUnknown(
+                f"pool {pool!r} is not configured in group {group}; dispatch pools list has those that are"
+            )
         rows: list[dict[str, Any]] = []
         for row in _found(fabric, state, pool):
             if len(rows) == limit:

@@ -61,6 +61,12 @@ def redacted(url: str) -> str:
     return re.sub(r"^([a-z]*://)?.*@", r"\1***@", url.partition("?")[0], flags=re.DOTALL)
 
 
+def is_valkey(url: str) -> bool:
+    """Say whether `url` begins as the address of a Valkey does."""
+    scheme, colon, _ = url.partition("://")
+    return bool(colon) and scheme in _SCHEMES
+
+
 def parse_url(url: str) -> Address:
     """Read a Valkey URL.
 
@@ -71,7 +77,7 @@ def parse_url(url: str) -> Address:
         split = urlsplit(url)
     except ValueError as error:
         raise _malformed(url, str(error)) from None
-    if split.scheme not in _SCHEMES or not url.startswith(f"{split.scheme}://"):
+    if not is_valkey(url):
         raise _malformed(url, "it has to begin with valkey://, valkeys://, redis:// or rediss://")
     login, _, hosts = split.netloc.rpartition("@")
     user, colon, password = login.partition(":")

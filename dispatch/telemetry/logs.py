@@ -24,6 +24,8 @@ _SECRET_NAMES = re.compile(
     r"(?i)authorization|cookie|passw(or)?d|secret|credential|(^|_)token$|api[-_]?key$|private[-_]?key"
 )
 _NESTED_MAX = 4
+# Warns of each try while a server is away. Who asked it (the history, an exporter) says so, once.
+_REPEATING = ("urllib3.connectionpool",)
 # Each: what comes before a secret, and the secret.
 _SECRETS = re.compile(
     r"""(?ix)
@@ -80,6 +82,8 @@ def set_up_logging(log_format: LogFormat = "auto", level: LogLevel = "info", **a
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
     logging.getLogger(__name__.partition(".")[0]).setLevel(threshold)
+    for library in _REPEATING:
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def hide_secrets(_logger: WrappedLogger, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
+from dispatch.fabric.schema import ENDINGS
 from dispatch.telemetry.history.target import FORMS
+
+
+def _one_of_the_endings(value: str) -> str:
+    if value and value not in ENDINGS:
+        raise typer.BadParameter(f"{value!r} is no ending; there are {', '.join(ENDINGS)}")
+    return value
+
 
 HistoryUrl = Annotated[str, typer.Option("--history", envvar="DISPATCH_HISTORY_URL", help=f"The history: {FORMS}.")]
 PasswordEnv = Annotated[
@@ -27,7 +35,12 @@ Until = Annotated[str, typer.Option(help="What ended before: as --since.", show_
 Pool = Annotated[str, typer.Option(help="Only those of this pool.", show_default=False)]
 Model = Annotated[str, typer.Option(help="Only those for this model.", show_default=False)]
 Ending = Annotated[
-    str, typer.Option(help="Only those that ended so: succeeded, failed, expired, ...", show_default=False)
+    str,
+    typer.Option(
+        help="Only those that ended so: succeeded, failed, expired, ...",
+        show_default=False,
+        callback=_one_of_the_endings,
+    ),
 ]
 Gateway = Annotated[str, typer.Option("--gateway-id", help="Only those that this gateway ran.", show_default=False)]
 Endpoint = Annotated[str, typer.Option(help="Only those of this endpoint.", show_default=False)]

@@ -87,7 +87,7 @@ def pool_cells(screen: Screen, row: PoolRow) -> tuple[str, ...]:
     waits = row.head_submitted_ms is not None and view is not None
     oldest = duration(max(1, view.server_ms - row.head_submitted_ms)) if waits and view and row.head_submitted_ms else (
         "none" if row.pending == 0 else UNKNOWN)  # fmt: skip
-    share = "measuring" if trend is None else f"{_share(trend.share)} of {_share(trend.fair_share)}"
+    share = "measuring" if trend is None else _shares(trend.share, trend.fair_share)
     launched = "measuring" if trend is None else rate(trend.launched_per_s)
     return (row.pool_id, count(row.quantum), _waiting(row), oldest, f"{count(row.in_flight)} of {cap}", share, launched,
             why(row))  # fmt: skip
@@ -104,8 +104,10 @@ def why(row: PoolRow) -> str:
     return REASONS.get(row.block_reason, NOT_KNOWN).why
 
 
-def _share(part: float | None) -> str:
-    return "-" if part is None else percent(part)
+def _shares(had: float | None, fair: float | None) -> str:
+    if had is None and fair is None:
+        return "-"
+    return f"{'-' if had is None else percent(had)} of {'-' if fair is None else percent(fair)}"
 
 
 def _waiting(row: PoolRow) -> str:

@@ -76,7 +76,11 @@ class Histogram:
 
 
 class Capped:
-    """Keeps the values of a label that clients name within a bound: the first ones are themselves, the rest `other`."""
+    """Keeps the values of a label that clients name within a bound: the first ones are themselves, the rest `other`.
+
+    What cannot be printed (NUL, escape codes, lone surrogates) is U+FFFD in them, so that a client cannot make the page
+    one that a terminal, a tool or an encoder does not take.
+    """
 
     OTHER = "other"
 
@@ -89,6 +93,8 @@ class Capped:
 
     def __call__(self, value: str) -> str:
         """Return the label for `value`."""
+        if not value.isprintable():
+            value = "".join(each if each.isprintable() else "\ufffd" for each in value[: self._longest + 1])
         if value in self._known:
             return value
         if len(self._known) >= self._most or len(value) > self._longest:

@@ -80,6 +80,23 @@ def test_the_root_loads_nothing_of_its_commands() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://me:hidden@host", "valkey:host", ""])
+@pytest.mark.parametrize("command", ["pools list", "top --once", "doctor", "history stats"])
+def test_an_address_of_neither_kind_is_told_with_both(command: str, url: str) -> None:
+    done = dispatch(*command.split(), "--gateway", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"dispatch: the address '[^']*' is neither .*valkey://.* nor .*http://.*\n", done.stderr)
+    assert "hidden" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["--history=clickhouse://127.0.0.1:9", "--gateway=http://127.0.0.1:9"])
+def test_an_ending_that_there_is_not_is_told_with_those_that_there_are(where: str) -> None:
+    done = dispatch("history", "list", "--ending", "vanished", where, environment={"COLUMNS": "300"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'vanished' is no ending; there are " in done.stderr
+    assert "producer_gone" in done.stderr
+
+
 def test_a_mistyped_command_is_refused_with_the_near_one() -> None:
     done = dispatch("gatway")
     assert done.returncode == 2

@@ -59,6 +59,7 @@ except ZeroDivisionError:
     log.exception("boom")
 logging.getLogger("uvicorn.error").info("chatter")
 logging.getLogger("library").warning("words %s", "here")
+logging.getLogger("urllib3.connectionpool").warning("Retrying, its-own-chatter")
 logging.getLogger("library").info("Authorization: Bearer its-own-chatter")
 try:
     raise ValueError("login at valkey://me:planted@host failed")

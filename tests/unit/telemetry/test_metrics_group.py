@@ -135,6 +135,14 @@ def test_what_clients_name_is_bounded() -> None:
     assert capped.folded == 2
 
 
+def test_what_cannot_be_printed_is_no_part_of_a_label() -> None:
+    capped = Capped()
+    odd = ["a\0b", "a\x1b[31mb", "a\ud800b", "a\rb"]
+    assert [capped(name) for name in odd] == ["a\ufffdb", "a\ufffd[31mb", "a\ufffdb", "a\ufffdb"]
+    assert capped("Qwen/Qwen3-8B é漢🙂") == "Qwen/Qwen3-8B é漢🙂"
+    assert Capped(longest=5)("\0" * 6) == "other"
+
+
 class Scripted:
     """A connection that answers looks as told."""
 
