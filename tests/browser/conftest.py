@@ -72,7 +72,7 @@ class Scene:
         return f"{self.url}/g/{self.hand.group}{path}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scene(valkey: ValkeyProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A group that was filled once; tests that change something use pools or groups of their own."""
     group = unique_group()
@@ -110,13 +110,14 @@ def _fill(url: str, group: str) -> None:
     store.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
+    """Playwright, for one file: while it is on, its event loop runs in this thread, and no other one can."""
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
     yield started
