@@ -287,4 +287,4 @@ def test_when_valkey_is_away_a_command_over_a_gateway_says_so_soon(start_valkey:
         server.resume()
     assert (done.code, done.out, done.err.count("\n")) == (TROUBLE, "", 1)
     assert "Valkey" in done.err
-    assert took < 3
+    assert took < 3 + 2  # the second part is what starting a process may take on a busy machine
