@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dispatch.telemetry.history.records import WANTED, Cursor, Filter
+from dispatch.telemetry.history.records import WANTED, Cursor, Filter, check_span
 
 Parameters = dict[str, Any]
 
@@ -21,7 +21,12 @@ _OVER = {
 
 
 def condition(group: str, wanted: Filter, *, time: str = "ended_at") -> tuple[str, Parameters]:
-    """Return the condition on rows. `time`: the column of the time that is asked for."""
+    """Return the condition on rows. `time`: the column of the time that is asked for.
+
+    Raises:
+        InvalidRequest: the time ends before it begins.
+    """
+    check_span(wanted.since_ms, wanted.until_ms)
     parts = ["fabric_group_id = {group:String}"]
     values: Parameters = {"group": group}
     for name, sign in (("since_ms", ">="), ("until_ms", "<")):

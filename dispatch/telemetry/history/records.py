@@ -329,6 +329,19 @@ class Shares:
     steps: list[ShareStep]
 
 
+_BACKWARDS = "the time ends before it begins; since has to be earlier than until"
+
+
+def check_span(since_ms: int | None, until_ms: int | None) -> None:
+    """Make sure that a time does not end before it begins; None is open.
+
+    Raises:
+        InvalidRequest: it does.
+    """
+    if since_ms is not None and until_ms is not None and since_ms > until_ms:
+        raise InvalidRequest(_BACKWARDS, param="until_ms", code="invalid_value")
+
+
 def check_steps(since_ms: int, until_ms: int, step_s: int) -> None:
     """Make sure that a time falls into a bounded number of steps.
 
@@ -336,7 +349,7 @@ def check_steps(since_ms: int, until_ms: int, step_s: int) -> None:
         InvalidRequest: it does not, or it is none.
     """
     if since_ms >= until_ms:
-        raise InvalidRequest("the time ends before it begins", param="until_ms", code="invalid_value")
+        raise InvalidRequest(_BACKWARDS, param="until_ms", code="invalid_value")
     if step_s < 1 or (until_ms - since_ms) / (step_s * 1000) > STEPS_MAX:
         least = max(1, -(-(until_ms - since_ms) // (STEPS_MAX * 1000)))
         message = f"step_s {step_s} makes more than {STEPS_MAX} steps of this time: at least {least} is needed"

@@ -55,6 +55,15 @@ def test_lists_are_filtered_and_come_in_parts_newest_first(history: History) -> 
         history.requests(Filter(), cursor="x")
 
 
+def test_a_time_that_ends_before_it_begins_is_told_and_not_answered_with_nothing(history: History) -> None:
+    backwards = Filter(since_ms=NOW_MS, until_ms=NOW_MS - 1)
+    for ask in (history.requests, history.stats, history.errors, history.tokens):
+        with pytest.raises(InvalidRequest, match="ends before it begins") as refused:
+            ask(backwards)
+        assert refused.value.param == "until_ms"
+    assert history.requests(Filter(since_ms=NOW_MS, until_ms=NOW_MS)).rows == []
+
+
 def test_requests_that_ended_at_once_are_all_listed(history: History) -> None:
     write(history.store, history.group, *(record(at, ended_ms=NOW_MS - 1_000) for at in range(9)))
     seen: list[str] = []
