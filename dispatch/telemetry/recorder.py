@@ -43,9 +43,9 @@ CLAIM_IDLE_S = 60.0
 _RETRY_MAX_S = 15.0
 _SLICE = 25
 """Records that are turned into spans between two turns of the event loop: about a millisecond."""
-_REST = 15
+_REST = 31
 """How many times as long as making spans took it rests: requests go first. Making spans is about half of its work, so
-it takes an eighth of a processor at most; what comes faster waits in the stream."""
+it takes a sixteenth of a processor at most; what comes faster waits in the stream."""
 _BACKLOG_MAX = LIMITS["endings_kept"] // 4
 """From so many waiting records on it does not rest at all: now they go first, or some would be lost."""
 _REFUSALS_MAX = 3

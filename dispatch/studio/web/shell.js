@@ -103,7 +103,7 @@ export const Shell = {
   <span class="push"></span>
   <pill></pill>
   <span v-if="S.me.anonymous && S.me.writes" class="note-pill" title="Nobody is asked for a key, and everybody may change things">no sign-in</span>
-  <span class="drop search"><label class="find"><icon name="search" :size="15"></icon><span class="hide">Find a pool, gateway, endpoint or request</span><input id="find" type="search" v-model="text" placeholder="Find anything" autocomplete="off" spellcheck="false" @input="look" @keydown.down.prevent="step(1)" @keydown.up.prevent="step(-1)" @keydown.enter.prevent="choose(found[at])" @keydown.esc="text = ''; found = []"><kbd>/</kbd></label>
+  <span class="drop search"><label class="find"><icon name="search" :size="15"></icon><span class="hide">Find a pool, gateway, endpoint or request</span><input id="find" type="search" v-model="text" placeholder="Find" autocomplete="off" spellcheck="false" @input="look" @keydown.down.prevent="step(1)" @keydown.up.prevent="step(-1)" @keydown.enter.prevent="choose(found[at])" @keydown.esc="text = ''; found = []"><kbd>/</kbd></label>
     <ul v-if="found.length" class="menu" role="listbox" aria-label="Found"><li v-for="(one, n) in found" :key="one.page + one.id" role="option" :aria-selected="n === at"><button @click="choose(one)"><name :text="one.id" :most="40"></name> <span class="dim">{{ one.word }}</span></button></li></ul></span>
   <button class="quiet icon" @click="theme" aria-label="Light or dark" title="Light or dark (t)"><icon name="theme"></icon></button>
   <span class="drop"><button class="me" :aria-label="'Signed in as ' + S.me.name + ', ' + S.me.role" :aria-expanded="open === 'me'" @click="open = open === 'me' ? '' : 'me'">{{ letters }}</button>
