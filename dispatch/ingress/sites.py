@@ -9,10 +9,10 @@ is nothing that a browser sends to another site unasked.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from dispatch.config.loopback import is_loopback_name
 from dispatch.errors import NotAllowed
 from dispatch.producer.call_headers import Headers
 
@@ -30,19 +30,15 @@ def require_own_site(headers: Headers, server: Sequence[object] | None) -> None:
     sites = headers.get(b"sec-fetch-site", ())
     if any(site not in _OWN for site in sites) or any(_authority(origin) != host for origin in origins):
         raise NotAllowed("pages of other sites are not let in where no key is asked for", code="cross_site")
-    if server and _is_loopback(str(server[0])) and host and not _is_loopback(urlsplit(f"//{host}").hostname or ""):
+    if (
+        server
+        and is_loopback_name(str(server[0]))
+        and host
+        and not is_loopback_name(urlsplit(f"//{host}").hostname or "")
+    ):
         message = f"this gateway listens on loopback and is not known as {host[:100]!r}; behind a proxy it needs keys"
         raise NotAllowed(message, code="unknown_host")
 
 
 def _authority(origin: bytes) -> str:
     return urlsplit(origin.decode("latin-1")).netloc
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False

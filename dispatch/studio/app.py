@@ -16,6 +16,7 @@ from fastapi.responses import RedirectResponse, Response
 from nicegui import Client, ui
 from nicegui.events import GenericEventArguments
 
+from dispatch.config.loopback import is_loopback_name
 from dispatch.errors import AccessRefused, DispatchError
 from dispatch.studio.acts import ACTS
 from dispatch.studio.asking import Counter, Question
@@ -272,14 +273,10 @@ def _require_own_host(request: Request) -> None:
     """Refuse a name that another site lets point here (DNS rebinding): a loopback listener has loopback names."""
     server = request.scope.get("server")
     host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    if server and _is_loopback(str(server[0])) and host and not _is_loopback(host):
+    if server and is_loopback_name(str(server[0])) and host and not is_loopback_name(host):
         raise AccessRefused(
             f"Studio listens on loopback and is not known as {host[:100]!r}; behind a proxy it needs keys"
         )
-
-
-def _is_loopback(name: str) -> bool:
-    return name in {"localhost", "::1"} or name.endswith(".localhost") or name.startswith("127.")
 
 
 async def _form(request: Request) -> dict[str, str]:
