@@ -19,16 +19,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, Sampler
 
-from dispatch.errors import ConfigurationError
 from dispatch.telemetry.identity import always
+from dispatch.telemetry.otel_variables import OTLP, asked_exporters
 from dispatch.telemetry.sinks import ExporterSink, Sink
 
 GATEWAY_SERVICE = "fabric-dispatch-gateway"
 """`service.name` where `OTEL_SERVICE_NAME` gives no other."""
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_HTTP = "http/protobuf"
 _OUTAGE_LOGS = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk.trace.export")
 
 
@@ -54,7 +51,7 @@ def _otlp() -> SpanExporter:
     return OTLPSpanExporter()
 
 
-_EXPORTERS: dict[str, Callable[[], SpanExporter]] = {"otlp": _otlp, "console": ConsoleSpanExporter}
+_EXPORTERS: dict[str, Callable[[], SpanExporter]] = {OTLP: _otlp, "console": ConsoleSpanExporter}
 
 
 def set_up_tracing(
@@ -85,20 +82,8 @@ def wanted_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: one of them is unknown, or its protocol.
     """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return ()
     said = environ.get("OTEL_TRACES_EXPORTER", "").strip()
-    if not said:
-        said = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
-    words = tuple(dict.fromkeys(word.strip() for word in said.split(",") if word.strip()))
-    for word in words:
-        if word not in {*_EXPORTERS, "none"}:
-            raise ConfigurationError(f"OTEL_TRACES_EXPORTER: {word!r} is not allowed; otlp, console or none is")
-    if "otlp" in words:
-        for name in _PROTOCOLS:
-            if (protocol := environ.get(name, _HTTP) or _HTTP) != _HTTP:
-                raise ConfigurationError(f"{name}: {protocol!r} is not allowed; {_HTTP} is (port 4318 of a collector)")
-    return tuple(word for word in words if word != "none")
+    return asked_exporters(environ, "TRACES", said, tuple(_EXPORTERS))
 
 
 def _resource(instance_id: str, service: str) -> Resource:

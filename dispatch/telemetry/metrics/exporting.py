@@ -32,7 +32,6 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from dispatch.contract import CONTRACT_VERSION
-from dispatch.errors import ConfigurationError
 from dispatch.fabric.library import current_library, package_version
 from dispatch.fabric.observing import NOBODY, Observer
 from dispatch.telemetry import names
@@ -43,14 +42,12 @@ from dispatch.telemetry.metrics.group import read_group
 from dispatch.telemetry.metrics.reading import WITHIN_S, GroupReader
 from dispatch.telemetry.metrics.recording import read_recorders
 from dispatch.telemetry.metrics.tallies import Labels, Reading
+from dispatch.telemetry.otel_variables import OTLP, asked_exporters
 from dispatch.telemetry.recorder import RecorderStats
 
 log = structlog.get_logger(__name__)
 
 _LAST_EXPORT_MS = 500
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_HTTP = "http/protobuf"
 _OUTAGE_LOGS = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk.metrics")
 _TOO_OLD_S = 5.0
 """A look at the group that is older is none: what it says is left out."""
@@ -239,18 +236,8 @@ def wanted_otlp(environ: Mapping[str, str]) -> bool:
     Raises:
         ConfigurationError: they ask for what is not there.
     """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
     said = environ.get("OTEL_METRICS_EXPORTER", "").strip().lower()
-    if not said:
-        said = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
-    words = {word.strip() for word in said.split(",")} - {"", "none", "prometheus"}  # the page is there anyway
-    if not words <= {"otlp"}:
-        raise ConfigurationError(f"OTEL_METRICS_EXPORTER: {said!r} is not allowed; otlp, prometheus or none is")
-    for name in _PROTOCOLS if words else ():
-        if (protocol := environ.get(name) or _HTTP) != _HTTP:
-            raise ConfigurationError(f"{name}: {protocol!r} is not allowed; {_HTTP} is (port 4318 of a collector)")
-    return bool(words)
+    return OTLP in asked_exporters(environ, "METRICS", said, (OTLP, "prometheus"))  # the page is there anyway
 
 
 def _otlp_exporter() -> MetricExporter:
