@@ -26,6 +26,7 @@ class _Asked(msgspec.Struct):
 
 
 _NOTHING_ASKED = _Asked()
+_NOT_SAID = Usage()
 _ASKED = msgspec.json.Decoder(_Asked)
 _ENCODER = msgspec.json.Encoder()
 
@@ -33,17 +34,17 @@ _ENCODER = msgspec.json.Encoder()
 def details_of(execution: Execution, body: bytes) -> bytes:
     """Return what is known of an attempt that came to its end, as the settle takes it. `body` is the call's."""
     head, asked = execution.head, _asked(body)
-    usage = head.usage
+    usage = head.usage or _NOT_SAID
     return _ENCODER.encode(
         AttemptDetails(
             backend_address=head.backend_address,
             response_id=head.response_id,
             response_model=head.response_model,
             finish_reasons=head.finish_reasons,
-            input_tokens=None if usage is None else usage.input_tokens,
-            output_tokens=None if usage is None else usage.output_tokens,
-            cached_input_tokens=None if usage is None else usage.cached_input_tokens,
-            reasoning_output_tokens=None if usage is None else usage.reasoning_output_tokens,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            reasoning_output_tokens=usage.reasoning_output_tokens,
             first_chunk_ms=execution.first_chunk_ms,
             max_tokens=asked.max_completion_tokens or asked.max_output_tokens or asked.max_tokens,
             temperature=asked.temperature,

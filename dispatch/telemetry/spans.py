@@ -12,9 +12,7 @@ to the end; `delivery_ms` is from the end to the producer's acknowledgement.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
@@ -37,6 +35,7 @@ from dispatch.telemetry.identity import (
     span_id,
     trace_of,
 )
+from dispatch.telemetry.server_address import server_of
 
 _SCOPE = InstrumentationScope(names.SCOPE, schema_url=names.SCHEMA_URL)
 _SUCCEEDED = "succeeded"
@@ -282,7 +281,7 @@ def _client_span(record: EndingRecord, run: _Run, shared: Attributes, maker: _Ma
     details, envelope = run.details, record.envelope
     model = "" if envelope is None else envelope.model
     operation = gen_ai_operation(Operation.CHAT_COMPLETIONS if envelope is None else envelope.operation)
-    host, port = _place(details.backend_address) if details.backend_address else (None, None)
+    host, port = server_of(details.backend_address or "")
     message = (record.error_message if run.last else "") or details.error_message or ""
     tokens = _tokens_of(record) if run.last else {}
     attributes: Attributes = {
@@ -368,10 +367,3 @@ def _status(ending: str, sentence: str) -> Status | None:
 
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
-
-
-@functools.lru_cache(maxsize=1024)
-def _place(address: str) -> tuple[str | None, int | None]:
-    """Return host and port of a backend's address."""
-    parts = urlsplit(address)
-    return parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

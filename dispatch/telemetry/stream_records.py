@@ -7,6 +7,7 @@ which is why its request ended `malformed`) is left out; the record itself still
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -17,10 +18,11 @@ from dispatch.fabric.frames import read_delivered, read_tries
 from dispatch.telemetry.spans import DeliveryRecord, EndingRecord
 
 Fields = Mapping[bytes, bytes]
+T = TypeVar("T")
 
-_ENVELOPE = msgspec.json.Decoder(RequestEnvelope)
+_ENVELOPE: msgspec.json.Decoder[RequestEnvelope | None] = msgspec.json.Decoder(RequestEnvelope)
 _DETAILS = msgspec.json.Decoder(AttemptDetails)
-_TRIED = msgspec.json.Decoder(tuple[AttemptDetails, ...])
+_TRIED: msgspec.json.Decoder[tuple[AttemptDetails, ...]] = msgspec.json.Decoder(tuple[AttemptDetails, ...])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
@@ -58,9 +60,9 @@ def read_ending(record_id: str, fields: Fields) -> EndingRecord:
             chunks=read.whole(b"chunks") or 0,
             first_chunk_ms=read.whole(b"first_chunk_ms"),
             tries=read_tries(read.text(b"tries")),
-            tried=_tried(fields.get(b"tried", b"")),
-            details=_details(fields.get(b"details", b"")),
-            envelope=_envelope(fields.get(b"envelope", b"")),
+            tried=_decoded(_TRIED, fields.get(b"tried", b""), ()),
+            details=_decoded(_DETAILS, fields.get(b"details", b""), NO_DETAILS),
+            envelope=_decoded(_ENVELOPE, fields.get(b"envelope", b""), None),
             left_out=read.whole(b"left_out") or 0,
         )
     except (KeyError, ValueError) as error:
@@ -110,22 +112,9 @@ class _Reader:
         return int(float(value)) if value else None
 
 
-def _envelope(raw: bytes) -> RequestEnvelope | None:
+def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes, otherwise: T) -> T:
+    """Return what a field holds; `otherwise` where it is empty or damaged."""
     try:
-        return _ENVELOPE.decode(raw) if raw else None
+        return decoder.decode(raw) if raw else otherwise
     except _UNREADABLE:
-        return None
-
-
-def _details(raw: bytes) -> AttemptDetails:
-    try:
-        return _DETAILS.decode(raw) if raw else NO_DETAILS
-    except _UNREADABLE:
-        return NO_DETAILS
-
-
-def _tried(raw: bytes) -> tuple[AttemptDetails, ...]:
-    try:
-        return _TRIED.decode(raw) if raw else ()
-    except _UNREADABLE:
-        return ()
+        return otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from dispatch.contract.envelope import RequestEnvelope
 from dispatch.contract.reply import ReplyHead
@@ -12,11 +11,11 @@ from dispatch.fabric.records import Lease, Outcome, Settlement
 from dispatch.telemetry import names
 from dispatch.telemetry.identity import gen_ai_operation
 from dispatch.telemetry.metrics import catalogue as c
-from dispatch.telemetry.metrics.tallies import Capped, Counter, Histogram, Labels, Reading
+from dispatch.telemetry.metrics.tallies import Capped, Counter, Histogram, Reading
+from dispatch.telemetry.server_address import server_of
 
 MODELS_MAX = 1000
 """Models that are counted by name; a client names them, so there is a bound."""
-PLACES_MAX = 1000
 _AGAIN = {"RETRY": "retry", "REQUEUED": "requeued"}
 _NO_ERROR = ""
 
@@ -36,7 +35,6 @@ class Counting(Observer):
         self._duration, self._first_chunk = map(Histogram, (c.GEN_AI_DURATION, c.GEN_AI_FIRST_CHUNK))
         self._input, self._output = map(Counter, (c.GEN_AI_INPUT, c.GEN_AI_OUTPUT))
         self._models = Capped(MODELS_MAX)
-        self._places: dict[str, Labels] = {}
         self._all = [each for each in vars(self).values() if isinstance(each, Counter | Histogram)]
         # Known from the start to be 0: a rate over what appears with its first event would miss that event.
         for counter in (self._claimed, self._chunks, self._chunk_bytes):
@@ -66,9 +64,10 @@ class Counting(Observer):
 
     def ran(self, envelope: RequestEnvelope, head: ReplyHead, seconds: float, first_chunk_s: float | None) -> None:
         """Count an attempt at an endpoint by the GenAI conventions."""
+        host, port = server_of(head.backend_address or "")
         labels = (
-            gen_ai_operation(envelope.operation), names.OPENAI,
-            self._models(envelope.model), *self._place(head.backend_address or ""),
+            gen_ai_operation(envelope.operation), names.OPENAI, self._models(envelope.model), host,
+            "" if port is None else str(port),
         )  # fmt: skip
         self._duration.add(seconds, *labels, _NO_ERROR if head.error is None else head.error.type)
         if first_chunk_s is not None:
@@ -129,16 +128,3 @@ class Counting(Observer):
     def delivered(self, pool: str, seconds: float) -> None:
         """Count how long a reply took to its producer."""
         self._delivery.add(seconds, pool)
-
-    def _place(self, address: str) -> Labels:
-        """Return host and port of a backend address. There are as many as endpoints, now and before."""
-        known = self._places.get(address)
-        if known is None:
-            parts = urlsplit(address)
-            known = (
-                parts.hostname or "",
-                str(parts.port or (443 if parts.scheme == "https" else 80)) if address else "",
-            )
-            if len(self._places) < PLACES_MAX:
-                self._places[address] = known
-        return known
