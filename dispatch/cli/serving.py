@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.to_thread
 import structlog
 import uvicorn
 
+from dispatch.cli.http_server import HttpServer
 from dispatch.cli.listening import is_loopback, listen, raise_file_limit, url_of
 from dispatch.cli.locking import keys_mode, refuse_keys_off
 from dispatch.cli.recording import history_of, recording_of
@@ -50,15 +51,6 @@ _COLLECT_AFTER = 10_000
 """New objects before a collection. Requests make few cycles; with Python's 700 it is a twentieth of their cost."""
 _OTHER_FILES = 256
 """Open files that are no connection of a client: Valkey, logs, and what the libraries have open."""
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: this process has more to stop than HTTP."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -148,7 +140,7 @@ class _Process:
                 )
                 await self._serve_until_stopped(client, self._server(state), mode)
 
-    async def _serve_until_stopped(self, client: DispatchClient, server: _HttpServer, mode: KeysMode) -> None:
+    async def _serve_until_stopped(self, client: DispatchClient, server: HttpServer, mode: KeysMode) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._serve_http, server)
             tasks.start_soon(self._stop_with_the_gateway)
@@ -160,7 +152,7 @@ class _Process:
             await self._end(server, client)
             tasks.cancel_scope.cancel()
 
-    async def _end(self, server: _HttpServer, client: DispatchClient) -> None:
+    async def _end(self, server: HttpServer, client: DispatchClient) -> None:
         server.should_exit = True  # no new connections; answers under way go on
         self._hurry(self._settings.drain_timeout_ms)
         async with anyio.create_task_group() as stopping:
@@ -176,7 +168,7 @@ class _Process:
         ends_at = anyio.current_time() + drain_ms / 1000 + _BROKEN_OFF_TOLD_S
         self._patience.deadline = min(self._patience.deadline, ends_at)
 
-    async def _serve_http(self, server: _HttpServer) -> None:
+    async def _serve_http(self, server: HttpServer) -> None:
         await server.serve([self._listener])
         self._http_done.set()
 
@@ -227,7 +219,7 @@ class _Process:
             close_ms=_CLIENT_CLOSE_MS,
         )
 
-    def _server(self, state: IngressState) -> _HttpServer:
+    def _server(self, state: IngressState) -> HttpServer:
         settings = self._settings
         room = raise_file_limit() - settings.slots - _OTHER_FILES
         limits = ConnectionLimits(
@@ -235,7 +227,7 @@ class _Process:
             per_address=settings.http_max_connections_per_address,
             trusted=read_networks(settings.http_trusted_proxies),
         )
-        return _HttpServer(
+        return HttpServer(
             uvicorn.Config(
                 create_app(state),
                 http=HttpProtocol.within(limits),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -105,20 +104,14 @@ async def _serve(listener: socket.socket, options: dict[str, Any], as_json: bool
     import msgspec  # noqa: PLC0415 - beside it
     import uvicorn  # noqa: PLC0415 - as above
 
-    class Server(uvicorn.Server):
-        """uvicorn without its own signal handlers."""
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Capture none."""
-            yield
+    from dispatch.cli.http_server import HttpServer  # noqa: PLC0415 - it loads uvicorn
 
     async with open_studio(options, loopback=is_loopback(listener)) as application:
         config = uvicorn.Config(
             application, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1,
             ws_max_size=1_048_576, server_header=False, proxy_headers=False,
         )  # fmt: skip
-        server = Server(config)
+        server = HttpServer(config)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_obey, signals, server)

@@ -11,8 +11,7 @@ import binascii
 import hmac
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -21,6 +20,7 @@ import anyio
 import anyio.to_thread
 import uvicorn
 
+from dispatch.cli.http_server import HttpServer
 from dispatch.telemetry.history.engine import Engine, QueryRefused, read_statement
 
 Scope = MutableMapping[str, Any]
@@ -103,17 +103,12 @@ async def run_server(
     await server.serve([listener])
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, and leaves signals to whoever runs it."""
+class _Server(HttpServer):
+    """It says when it is ready."""
 
     def __init__(self, config: uvicorn.Config, task_status: anyio.abc.TaskStatus[uvicorn.Server]) -> None:
         super().__init__(config)
         self._task_status = task_status
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
