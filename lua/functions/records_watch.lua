@@ -15,10 +15,11 @@ local names = require("lib.names")
 local readers = require("state.readers")
 local state = require("state.step")
 
-local function cells(root, stream, reader, lost)
-  local found = readers.state(root, stream, reader) or {}
-  return { found.length or 0, found.added or 0, found.first or "", found.last or "", found.at or "",
-    found.lag or "", found.pending or "", lost }
+local function append(answer, found, lost)
+  for _, cell in ipairs({ found.length or 0, found.added or 0, found.first or "", found.last or "", found.at or "",
+    found.lag or "", found.pending or "", lost }) do
+    answer[#answer + 1] = cell
+  end
 end
 
 local function run(keys, args)
@@ -28,20 +29,17 @@ local function run(keys, args)
   if not step then return faults.group_unknown(keys[1]) end
   local answer, lost_now = { 0 }, 0
   for _, stream in ipairs(readers.STREAMS) do
-    local lost = 0
-    if args[2] == "1" then
-      readers.prepare(keys[1], stream, reader)
-      lost = readers.skip_trimmed(keys[1], stream, reader)
-    end
+    local found, lost = readers.watch(keys[1], stream, reader, args[2] == "1")
     lost_now = lost_now + lost
-    for _, cell in ipairs(cells(keys[1], stream, reader, lost)) do answer[#answer + 1] = cell end
+    append(answer, found or {}, lost)
   end
+  local lost = step.group.records_lost or {}
+  answer[1] = (lost[reader] or 0) + lost_now
   if lost_now > 0 then
-    step.group.records_lost = step.group.records_lost or {}
-    step.group.records_lost[reader] = (step.group.records_lost[reader] or 0) + lost_now
+    lost[reader] = answer[1]
+    step.group.records_lost = lost
     state.save(step)
   end
-  answer[1] = (step.group.records_lost or {})[reader] or 0
   return answer
 end
 

@@ -45,51 +45,48 @@ local function find(key, name)
   return nil
 end
 
---- Make the consumer group `name` on a stream, if it is missing, to read all that is there.
-function readers.prepare(root, stream, name)
-  local key = keys.of(root, stream)
-  local state = look(key)
-  if state and find(key, name) then return end
+-- Make the consumer group `name`, to read all that is there.
+local function make(key, name, state)
   local trimmed = state and state.added - state.length or 0 -- before anybody wanted to read: not lost
   server.call("XGROUP", "CREATE", key, name, "0", "MKSTREAM", "ENTRIESREAD", trimmed)
 end
 
 -- The id before this one: a group that stands there reads it next.
 local function before(id)
-  local ms, number = string.match(id, "^(%d+)-(%d+)$")
-  if tonumber(number) > 0 then return ms .. "-" .. string.format("%.0f", tonumber(number) - 1) end
-  return string.format("%.0f-18446744073709551615", tonumber(ms) - 1)
+  local ms, number = split(id)
+  if number > 0 then return string.format("%.0f-%.0f", ms, number - 1) end
+  return string.format("%.0f-18446744073709551615", ms - 1)
 end
 
---- Count what was trimmed before the group `name` read it, and let it go on behind that. Returns how many.
-function readers.skip_trimmed(root, stream, name)
+-- Let a group go on behind what was trimmed before it read it. Returns how many that were.
+local function skip_trimmed(key, name, state, group)
+  if not group.read then return 0 end
+  local unread, lost = state.added - group.read, 0
+  if state.first and is_later(state.first, group.at) and unread > state.length then
+    lost = unread - state.length
+    group.at, group.read = before(state.first), state.added - state.length
+  elseif unread > 0 and not is_later(state.last, group.at) then -- read to the end, past what was trimmed meanwhile
+    lost, group.read = unread, state.added
+  end
+  if lost > 0 then server.call("XGROUP", "SETID", key, name, group.at, "ENTRIESREAD", group.read) end
+  return lost
+end
+
+--- How a stream and the group `name` on it stand (nil when there is no such stream), and how many records were trimmed
+-- before that group read them. `prepare`: it is made where it is missing, and goes on behind those; else 0 are counted.
+function readers.watch(root, stream, name, prepare)
   local key = keys.of(root, stream)
   local state = look(key)
   local group = state and find(key, name)
-  if not group or not group.read then return 0 end
-  local unread = state.added - group.read
-  if state.first and is_later(state.first, group.at) and unread > state.length then
-    server.call("XGROUP", "SETID", key, name, before(state.first), "ENTRIESREAD", state.added - state.length)
-    return unread - state.length
+  if prepare and not group then
+    make(key, name, state)
+    state, group = look(key), find(key, name)
   end
-  if unread > 0 and not is_later(state.last, group.at) then -- read to the end, past what was trimmed meanwhile
-    server.call("XGROUP", "SETID", key, name, group.at, "ENTRIESREAD", state.added)
-    return unread
-  end
-  return 0
-end
-
---- How a stream and the group `name` on it stand; nil when there is no such stream.
-function readers.state(root, stream, name)
-  local key = keys.of(root, stream)
-  local state = look(key)
-  if not state then return nil end
-  local group = find(key, name)
-  if group then
-    state.read, state.at, state.pending = group.read, group.at, group.pending
-    state.lag = group.read and math.max(0, state.added - group.read)
-  end
-  return state
+  if not group then return state, 0 end
+  local lost = prepare and skip_trimmed(key, name, state, group) or 0
+  state.read, state.at, state.pending = group.read, group.at, group.pending
+  state.lag = group.read and math.max(0, state.added - group.read)
+  return state, lost
 end
 
 -- The time in a stream's id; nil for the id before all others.
