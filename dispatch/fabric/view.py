@@ -305,7 +305,9 @@ class _Part:
         self.ended = not self.cursor or len(self.rows) >= self.most
 
     def decoded(self) -> tuple[Row, ...]:
-        return tuple(_event(row) if self.member == "events" else _row(row, self.member) for row in self.rows.values())
+        return tuple(
+            event_row(row) if self.member == "events" else _row(row, self.member) for row in self.rows.values()
+        )
 
 
 def reading(name: str, wanted: Wanted = EVERYTHING) -> Generator[Calls, Answers, FabricView]:
@@ -382,6 +384,7 @@ def _row(row: dict[str, Any], member: str) -> Row:
     return msgspec.convert(row, _ROWS[member])
 
 
-def _event(row: dict[str, Any]) -> EventRow:
+def event_row(row: dict[str, Any]) -> EventRow:
+    """Make the record of one row of the snapshot's events."""
     facts = {name: value for name, value in row.items() if name not in {"event_id", "kind", "at_ms"}}
     return EventRow(event_id=row["event_id"], kind=row.get("kind"), at_ms=row.get("at_ms"), facts=facts)

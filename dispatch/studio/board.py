@@ -274,7 +274,7 @@ def _events(rows: Iterable[EventRow]) -> dict[str, dict[str, Any]]:
     shown: dict[str, dict[str, Any]] = {}
     last: dict[str, Any] | None = None
     for row in rows:
-        event = _event(row)
+        event = event_shown(row)
         if last is not None and _goes_on(event, last):
             last["times"] = last.get("times", 1) + 1
             last["first_ms"] = row.at_ms
@@ -291,6 +291,7 @@ def _goes_on(event: dict[str, Any], last: dict[str, Any]) -> bool:
     )
 
 
-def _event(row: EventRow) -> dict[str, Any]:
+def event_shown(row: EventRow) -> dict[str, Any]:
+    """Return what a page is told of an event."""
     facts = {name: without_secrets(str(value)) for name, value in row.facts.items()}
     return {"kind": row.kind, "at_ms": row.at_ms, "facts": facts}

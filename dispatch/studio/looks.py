@@ -6,7 +6,9 @@ from typing import Any
 
 from dispatch.errors import BadArgument, DispatchError
 from dispatch.fabric.functions import fabric_audit, fabric_snapshot, library_version
+from dispatch.fabric.view import event_row
 from dispatch.studio.asking import Question
+from dispatch.studio.board import event_shown
 from dispatch.studio.redacting import without_secrets
 
 _WAITING_SHOWN = 200
@@ -92,19 +94,7 @@ async def generation(question: Question) -> dict[str, Any]:
 async def events(question: Question) -> dict[str, Any]:
     """Return a page of what changed, the newest first."""
     page = await question.run(fabric_snapshot("events", cursor=question.text("cursor"), limit=_PAGE))
-    rows = [
-        {
-            "id": row["event_id"],
-            "kind": row.get("kind"),
-            "at_ms": row.get("at_ms"),
-            "facts": {
-                name: without_secrets(str(value))
-                for name, value in row.items()
-                if name not in {"event_id", "kind", "at_ms"}
-            },
-        }
-        for row in page["rows"]
-    ]
+    rows = [{"id": row["event_id"], **event_shown(event_row(row))} for row in page["rows"]]
     return {"rows": rows, "cursor": page["cursor"]}
 
 

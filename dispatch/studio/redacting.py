@@ -10,7 +10,7 @@ _QUERY = re.compile(r"(?<=://)([^\s?]*)\?\S*")
 
 
 def address_of(url: str | None) -> str | None:
-    """Return host, port and path of a URL, without anything secret."""
+    """Return host and port of a URL, without anything secret."""
     if not url:
         return url
     try:
