@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -39,6 +41,7 @@ from dispatch.errors import RequestUnknown
 from dispatch.telemetry.history.records import Filter, Verification
 
 _PAGE = 500
+T = TypeVar("T")
 
 
 app = typer.Typer()
@@ -124,10 +127,7 @@ def show_command(  # noqa: PLR0913, PLR0917 - as above
         story = asked.request(request_id)
         if story is None:
             raise RequestUnknown(f"the history of group {group} has no request {one_line(request_id)}")
-    if json:
-        write_json({"group": group, **msgspec.to_builtins(story)})
-        return
-    telling.story(story)
+    _tell(telling.story, story, group if json else None)
 
 
 @app.command("stats")
@@ -152,16 +152,14 @@ def stats_command(  # noqa: PLR0913, PLR0917 - as above
       dispatch history stats --since 24h
     """
     with source(Where(history, password_env, url, group)) as asked:
-        since_ms, until_ms = _times(since, until)
-        wanted = Filter(
-            since_ms=since_ms, until_ms=until_ms or now_ms(), pool_id=pool, model=model, gateway_id=gateway_id,
-            endpoint_id=endpoint, producer_id=producer,
-        )  # fmt: skip
-        found = asked.stats(wanted)
-    if json:
-        write_json({"group": group, **msgspec.to_builtins(found)})
-        return
-    telling.stats(found)
+        found = asked.stats(
+            _until_now(
+                since,
+                until,
+                Filter(pool_id=pool, model=model, gateway_id=gateway_id, endpoint_id=endpoint, producer_id=producer),
+            )
+        )
+    _tell(telling.stats, found, group if json else None)
 
 
 @app.command("series")
@@ -184,15 +182,10 @@ def series_command(  # noqa: PLR0913, PLR0917 - as above
       dispatch history series --since 6h --step 300 --pool interactive
     """
     with source(Where(history, password_env, url, group)) as asked:
-        since_ms, until_ms = _times(since, until)
-        wanted = Filter(since_ms=since_ms, until_ms=until_ms or now_ms(), pool_id=pool, model=model)
-        found = asked.series(wanted, step)
+        found = asked.series(_until_now(since, until, Filter(pool_id=pool, model=model)), step)
     if found.truncated:
         complain("there is more than this; ask for less time or one pool")
-    if json:
-        write_json({"group": group, **msgspec.to_builtins(found)})
-        return
-    telling.series(found)
+    _tell(telling.series, found, group if json else None)
 
 
 @app.command("errors")
@@ -214,14 +207,8 @@ def errors_command(  # noqa: PLR0913, PLR0917 - as above
       dispatch history errors --since 24h
     """
     with source(Where(history, password_env, url, group)) as asked:
-        since_ms, until_ms = _times(since, until)
-        found = asked.errors(
-            Filter(since_ms=since_ms, until_ms=until_ms or now_ms(), pool_id=pool, endpoint_id=endpoint)
-        )
-    if json:
-        write_json({"group": group, "errors": found})
-        return
-    telling.errors(found)
+        found = asked.errors(_until_now(since, until, Filter(pool_id=pool, endpoint_id=endpoint)))
+    _tell(telling.errors, found, group if json else None, named="errors")
 
 
 @app.command("tokens")
@@ -243,12 +230,8 @@ def tokens_command(  # noqa: PLR0913, PLR0917 - as above
       dispatch history tokens --since 7d
     """
     with source(Where(history, password_env, url, group)) as asked:
-        since_ms, until_ms = _times(since, until)
-        found = asked.tokens(Filter(since_ms=since_ms, until_ms=until_ms or now_ms(), pool_id=pool, model=model))
-    if json:
-        write_json({"group": group, "tokens": found})
-        return
-    telling.tokens(found)
+        found = asked.tokens(_until_now(since, until, Filter(pool_id=pool, model=model)))
+    _tell(telling.tokens, found, group if json else None, named="tokens")
 
 
 @app.command("shares")
@@ -272,12 +255,8 @@ def shares_command(  # noqa: PLR0913, PLR0917 - as above
       dispatch history shares --since 2h --step 300
     """
     with source(Where(history, password_env, url, group)) as asked:
-        since_ms, until_ms = _times(since, until)
-        found = asked.shares(Filter(since_ms=since_ms, until_ms=until_ms or now_ms()), step)
-    if json:
-        write_json({"group": group, **msgspec.to_builtins(found)})
-        return
-    telling.shares(found)
+        found = asked.shares(_until_now(since, until, Filter()), step)
+    _tell(telling.shares, found, group if json else None)
 
 
 @app.command("gateways")
@@ -296,10 +275,7 @@ def gateways_command(
     """
     with source(Where(history, password_env, url, group)) as asked:
         found = asked.gateways()
-    if json:
-        write_json({"group": group, "gateways": found})
-        return
-    telling.gateways(found)
+    _tell(telling.gateways, found, group if json else None, named="gateways")
 
 
 @app.command("verify")
@@ -338,3 +314,17 @@ def _times(since: str, until: str) -> tuple[int | None, int | None]:
     with trouble_as_exit_code():
         now = now_ms()
         return read_time("--since", since, now), read_time("--until", until, now)
+
+
+def _until_now(since: str, until: str, wanted: Filter) -> Filter:
+    """Return `wanted` of the time that these options say; without an end, what ended until now."""
+    since_ms, until_ms = _times(since, until)
+    return replace(wanted, since_ms=since_ms, until_ms=until_ms or now_ms())
+
+
+def _tell(shown: Callable[[T], None], found: T, group: str | None, named: str = "") -> None:
+    """Tell an answer: as a JSON document of `group` (its members, or one that is `named`), without one by `shown`."""
+    if group is None:
+        shown(found)
+    else:
+        write_json({"group": group, **({named: found} if named else msgspec.to_builtins(found))})
