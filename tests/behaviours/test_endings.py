@@ -36,6 +36,7 @@ from tests.support.producing import MESSAGES, eye, until, wide_group
 from tests.support.stack import stack
 from tests.support.stub import Hold, Script, StubBackend
 from tests.support.valkey import ValkeyProcess
+from tests.support.ways_to_end import end_in_most_ways
 
 pytestmark = pytest.mark.anyio
 
@@ -169,30 +170,8 @@ def test_every_way_to_end_leaves_one_record_and_one_step_of_one_counter(valkey: 
     pools = [{"pool_id": "default"}, {"pool_id": "twice", "delivery": "at_least_once", "max_attempts": 1}]
     configure(valkey.url, group, default_document() | {"lease_ms": 900, "liveness_ms": 900, "pools": pools})
     hand = ByHand(valkey.url, group)
-    ways = {}
-
-    def one(ending: str, pool: str = "default", **fields: Any) -> str:
-        [name] = hand.submit(pool, **fields)
-        ways[name] = ending
-        return name
-
-    for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.LOST):
-        one(outcome.value)
-        hand.settle(hand.claim(1), outcome=outcome)
-    hand.run(f.request_cancel(one("cancelled"), actor="test"))
-    with eye(valkey.url) as client:
-        client.hset(key(group, "request", id=one("malformed")), "body", "")
-        one("producer_gone", producer_id="dead")
-        client.delete(key(group, "alive", producer="dead"))
-        assert hand.claim(1) == []
-        one("reply_dropped", producer_id="dead")
-        leases = hand.claim(1)
-        client.delete(key(group, "alive", producer="dead"))
-        hand.settle(leases)
-    one("expired", timeout_ms=1)
-    time.sleep(0.01)
-    hand.claim(1)
-    one("lost"), one("dead", "twice")
+    ways = end_in_most_ways(hand)
+    ways |= dict(zip([*hand.submit("default"), *hand.submit("twice")], ("lost", "dead"), strict=True))
     assert len(hand.claim(2, "dying")) == 2
     while len(records(valkey.url, group)) < len(ways):
         hand.beat(gateway="alive")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,7 +20,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dispatch.backend.simulated import SimulatorOptions, running_simulator
 from dispatch.errors import RequestEnded, RequestRefused
-from dispatch.fabric import functions as f
 from dispatch.fabric.records import Outcome
 from dispatch.fabric.schema import ENDINGS, key
 from dispatch.producer.client import DispatchClient
@@ -33,6 +31,7 @@ from tests.support.producing import MESSAGES, eye, until
 from tests.support.stack import Stack, stack
 from tests.support.stub import Hold, Script, StubBackend, json_answer
 from tests.support.tracing import Kept, recording, tracing_producers
+from tests.support.ways_to_end import end_in_most_ways
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -300,33 +299,11 @@ async def test_every_ending_leaves_its_dispatch_span(valkey) -> None:
 
 
 def end_in_every_way(hand: ByHand) -> dict[str, str]:
-    ways: dict[str, str] = {}
-
-    def one(ending: str, pool: str = "default", **fields: Any) -> str:
-        [name] = hand.submit(pool, **fields)
-        ways[name] = ending
-        return name
-
-    for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.LOST):
-        one(outcome.value)
-        hand.settle(hand.claim(1), outcome=outcome)
-    hand.run(f.request_cancel(one("cancelled"), actor="test"))
-    with eye(hand.url) as client:
-        client.hset(key(hand.group, "request", id=one("malformed")), "body", "")
-        one("producer_gone", producer_id="dead")
-        client.delete(key(hand.group, "alive", producer="dead"))
-        assert hand.claim(1) == []
-        one("reply_dropped", producer_id="dead")
-        leases = hand.claim(1)
-        client.delete(key(hand.group, "alive", producer="dead"))
-        hand.settle(leases)
-    one("expired", timeout_ms=1)
-    time.sleep(0.01)
-    hand.claim(1)
-    one("dead", "twice")
+    ways = end_in_most_ways(hand)
+    [dead] = hand.submit("twice")
     hand.settle(hand.claim(1), outcome=Outcome.LOST)
     hand.refusal("off")
-    return ways | {f"r{len(ways) + 1}": "rejected"}
+    return ways | {dead: "dead", f"r{len(ways) + 2}": "rejected"}
 
 
 async def test_no_prompt_and_no_key_is_in_any_span_or_record(valkey, produced, monkeypatch) -> None:
